@@ -123,11 +123,9 @@ class Fork:
     rollout_id: str
     attempt: int
     calls: int
-    """Number answered from the record, in the order in which they began; the next one gets `answer` or is sampled."""
+    """Number answered from the record, in the order in which they began; the next one is sampled."""
     root_id: str
     """The rollout at which it all began, whose seed (AGL_SEED) is theirs."""
-    answer: JSON | None = None
-    """The assistant message that the next call gets in place of a sampled completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

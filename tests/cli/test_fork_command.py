@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from typer.testing import CliRunner, Result
 
 import build
 from agentlightning.cli.app import app
-from agentlightning.cli.rollouts import read_answer
 from agentlightning.records import Call, Claim, Finish, NewRollout, Rollout, RunState, WorkerStatus
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
@@ -62,7 +60,7 @@ def test_forks_are_enqueued_and_their_ids_printed_with_what_they_wait_for(store:
     origin = finished(store)
     enqueued = agl(store, "fork", origin, "--calls", "2", "--count", "2")
     forks = [one.fork for one in rollouts(store, enqueued.stdout.split())]
-    assert [(one.rollout_id, one.calls, one.answer) for one in forks if one] == [(origin, 2, None)] * 2
+    assert [(one.rollout_id, one.calls) for one in forks if one] == [(origin, 2)] * 2
     assert enqueued.stderr == ""
     end_run(store, "interrupted")
     assert "agl train --resume run" in agl(store, "fork", origin, "--calls", "2").stderr
@@ -78,23 +76,9 @@ def end_run(store: str, state: RunState) -> None:
     asyncio.run(work())
 
 
-def test_the_answer_is_a_text_or_what_a_file_says(store: str, tmp_path: Path) -> None:
-    origin = finished(store)
-    (tmp_path / "answer.txt").write_text("Lima.\n")
-    (tmp_path / "answer.json").write_text(json.dumps({"content": "Rome."}))
-    given = ('{"x": 1}', str(tmp_path / "answer.txt"), str(tmp_path / "answer.json"))
-    ids = [agl(store, "fork", origin, "--calls", "0", "--answer", one).stdout.strip() for one in given]
-    assert read_answer("a long answer " * 400) == "a long answer " * 400  # and no name of a file
-    forks = [rollouts(store, [one])[0].fork for one in ids]
-    assert [one.answer["content"] for one in forks if one and one.answer] == ['{"x": 1}', "Lima.", "Rome."]
-
-
 def test_what_cannot_be_forked_is_refused_with_a_sentence(store: str, tmp_path: Path) -> None:
     origin = finished(store)
     assert "expected 0 to 2 calls" in str(agl(store, "fork", origin, "--calls", "3").exception)
-    (tmp_path / "answer.json").write_text("[]")
-    wrong = agl(store, "fork", origin, "--calls", "0", "--answer", str(tmp_path / "answer.json"))
-    assert "expected an assistant message" in str(wrong.exception)
 
     async def open_session() -> str:
         async with open_store(store) as opened:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import build
-from agentlightning.cli.rollouts import read_answer
 from agentlightning.config.file import read_toml
 from agentlightning.store.open import open_store
 
@@ -64,9 +63,6 @@ def test_a_working_directory_that_nothing_can_name_is_one_sentence(tmp_path: Pat
 def test_a_byte_order_mark_is_no_part_of_a_text_file(tmp_path: Path) -> None:
     (tmp_path / "train.toml").write_bytes(b"\xef\xbb\xbf[trainer]\nsteps = 3\n")
     assert read_toml(tmp_path / "train.toml") == {"trainer": {"steps": 3}}
-    answer = tmp_path / "answer.txt"
-    answer.write_bytes(b"\xef\xbb\xbfOslo.")
-    assert read_answer(str(answer)) == "Oslo."
     rows = tmp_path / "rows.JSONL"
     said = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     rows.write_bytes(b"\xef\xbb\xbf" + said)

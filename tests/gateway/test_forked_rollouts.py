@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_house import END, LEASE_S, House, path
+from gateway_house import LEASE_S, House, path
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.errors import InputError
 from agentlightning.gateway.app import App
 from agentlightning.records import Call, Claim, Finish, NewRollout, Resource, Rollout, WorkerStatus
-from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.forks import new_forks, replay_ended, replay_warning
@@ -50,8 +49,8 @@ async def recorded(house: House) -> Claim:
     return claim
 
 
-async def fork(house: House, claim: Claim, calls: int, answer: str | dict[str, Any] | None = None) -> Claim:
-    await house.store.enqueue(await new_forks(house.store, claim.rollout.id, calls, answer=answer))
+async def fork(house: House, claim: Claim, calls: int) -> Claim:
+    await house.store.enqueue(await new_forks(house.store, claim.rollout.id, calls))
     worker = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
     return (await house.store.claim(worker, lease_s=LEASE_S))[0]
 
@@ -147,11 +146,8 @@ async def test_tool_calls_are_replayed_with_their_ids(house: House) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize(("calls", "answer"), [(2, None), (1, "windy.")])
-async def test_replayed_calls_and_a_given_answer_are_context_for_the_learner(
-    house: House, calls: int, answer: str | None
-) -> None:
-    forked = await fork(house, await recorded(house), calls, answer)
+async def test_replayed_calls_are_context_for_the_learner(house: House) -> None:
+    forked = await fork(house, await recorded(house), 2)
     house.say("snowy.")
     await converse(house, forked)
     rollout, own = await finished(house, forked)
@@ -236,65 +232,6 @@ async def finished(house: House, claim: Claim) -> tuple[Rollout, list[Call]]:
     await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
     [rollout] = await _rollouts(house, claim)
     return rollout, await calls_of(house, claim)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_next_call_gets_the_answer_that_is_given_and_sampling_goes_on_from_it(
-    house: House, stream: bool
-) -> None:
-    claim = await recorded(house)
-    forked = await fork(house, claim, 1, "windy.")
-    house.say("snowy.")
-    assert await converse(house, forked, stream=stream) == ["sunny.", "windy.", "snowy."]
-    before, after = await calls_of(house, claim), await calls_of(house, forked)
-    assert [call.replayed_id for call in after] == [before[0].id, before[1].id, None]
-    assert after[1].sampled_ids == [*house.renderer.encode("windy."), END]
-    by_id = {call.id: call for call in after}
-    [request] = house.engine.requests
-    assert request["token_ids"] == chain_prompt_ids(call_chain(after[2], by_id))
-    assert after[2].parent_id == after[1].id
-
-
-async def test_a_tool_call_may_be_the_answer(house: House) -> None:
-    claim = await house.claim()
-    client = house.openai(claim)
-    request: Any = {"model": "policy", "messages": [{"role": "user", "content": "weather?"}], "tools": [WEATHER]}
-    house.say("I do not know.")
-    await client.chat.completions.create(**request)
-    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
-    tool: dict[str, Any] = {"function": {"name": "weather", "arguments": {}}}
-    forked = await fork(house, claim, 0, {"tool_calls": [tool]})
-    reply = await house.openai(forked).chat.completions.create(**request)
-    [asked] = reply.choices[0].message.tool_calls or []
-    assert (asked.function.name, asked.function.arguments, bool(asked.id)) == ("weather", "{}", True)  # type: ignore[union-attr]
-
-
-async def test_an_answer_that_the_agent_would_read_otherwise_is_refused(house: House) -> None:
-    claim = await house.claim()
-    body = {"model": "policy", "messages": [{"role": "user", "content": QUESTIONS[0]}], "stop": ["dy"]}
-    house.say("sunny.")
-    await house.http().post(f"{path(claim)}/v1/chat/completions", json=body)
-    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
-    forked = await fork(house, claim, 0, "windy.")
-    for _ in range(2):  # its next try is no better
-        refused = await house.http().post(f"{path(forked)}/v1/chat/completions", json=body)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "fork.answer")
-
-
-@pytest.mark.parametrize(
-    ("answer", "wrong"),
-    [
-        ("", "answer: expected content or tool_calls"),
-        ({"role": "user", "content": "x"}, "expected an assistant message"),
-        ({"content": ["x"]}, "answer.content: expected a text"),
-        ({"refusal": "x"}, "answer.refusal: expected content"),
-        ({"tool_calls": [{"name": "x"}]}, r"answer.tool_calls\[0\]"),
-    ],
-)
-async def test_an_answer_that_is_none_is_refused(house: House, answer: Any, wrong: str) -> None:
-    claim = await recorded(house)
-    with pytest.raises(InputError, match=wrong):
-        await new_forks(house.store, claim.rollout.id, 1, answer=answer)
 
 
 async def test_a_replay_that_ended_too_early_is_told_from_the_record(house: House) -> None:

@@ -90,11 +90,8 @@ def fork_place(fork: Fork) -> str:
 
     >>> fork_place(Fork(rollout_id="r", attempt=1, calls=1, root_id="r"))
     'after 1 call'
-    >>> fork_place(Fork(rollout_id="r", attempt=1, calls=2, root_id="r", answer={"role": "assistant", "content": "Hm."}))
-    'after 2 calls and an answer that was given'
     """
-    given = " and an answer that was given" if fork.answer is not None else ""
-    return f"after {fork.calls} call{'' if fork.calls == 1 else 's'}{given}"
+    return f"after {fork.calls} call{'' if fork.calls == 1 else 's'}"
 
 
 def decoding_line(decoding: JSON) -> str:

@@ -26,7 +26,7 @@ from agentlightning.cli.options import (
     trained_checkpoint,
     with_store,
 )
-from agentlightning.errors import ConfigError, ConflictError, InputError, NotFoundError
+from agentlightning.errors import ConfigError, ConflictError, NotFoundError
 from agentlightning.records import RolloutState
 from agentlightning.store.summaries import RolloutSummary
 
@@ -265,14 +265,6 @@ def fork_rollout(
         int, typer.Option("--calls", min=0, help="Answer so many of its policy's calls from the record; then sample.")
     ],
     count: Annotated[int, typer.Option("--count", min=1, max=1000, help="Make so many.")] = 1,
-    answer: Annotated[
-        str | None,
-        typer.Option(
-            "--answer",
-            help="Give the next call this in place of a sampled completion: a text, a file with one, or a .json file with "
-            "an assistant message.",
-        ),
-    ] = None,
     as_json: Json = False,
     store: Store = None,
 ) -> None:
@@ -284,10 +276,8 @@ def fork_rollout(
     from agentlightning.store.forks import new_forks
     from agentlightning.store.scan import find_run
 
-    given = None if answer is None else read_answer(answer)
-
     async def work(opened: LightningStore) -> tuple[list[Rollout], Run]:
-        made = await opened.enqueue(await new_forks(opened, rollout, calls, count, answer=given))
+        made = await opened.enqueue(await new_forks(opened, rollout, calls, count))
         return made, await find_run(opened, made[0].run_id)
 
     made, run = with_store(store, work)
@@ -337,29 +327,6 @@ def execute_rollouts(run: RunId, settings: Settings = None, store: Store = None,
         done = run_interruptible(lambda: execute_waiting(config, folder, display, step))
     for one in done:
         typer.echo(f"{one.id}  {one.state}" + ("" if one.reward is None else f"  reward {one.reward:g}"))
-
-
-def read_answer(given: str) -> str | dict[str, Any]:
-    """The answer that --answer names: a text, one in a file, or the message in a file whose name ends with .json.
-
-    >>> read_answer("Oslo.")
-    'Oslo.'
-    """
-    path = Path(given)
-    if not os.path.isfile(path):  # Path.is_file() raises where a text is too long for a name
-        return given
-    try:
-        text = path.read_text(encoding="utf-8-sig").strip()
-    except (OSError, UnicodeDecodeError) as cause:
-        raise InputError(f"--answer: {given:.80} cannot be read: {cause}") from cause
-    if path.suffix != ".json":
-        return text
-    from agentlightning.store.forks import read_message
-
-    try:
-        return read_message(text)
-    except InputError as cause:
-        raise InputError(f"--answer: {given}: {cause}") from cause
 
 
 @app.command("export")

@@ -29,7 +29,7 @@ from agentlightning.rendering.renderer import Renderer
 from agentlightning.runtime.clock import elapsed_s
 from agentlightning.store.base import LEASE_S, LightningStore, RolloutQuery
 from agentlightning.store.coalescer import Coalescer
-from agentlightning.store.forks import Choices, calls_to_replay, replayable, replayable_external
+from agentlightning.store.forks import Choices, replayable, replayable_external
 from agentlightning.store.gateway_events import FAILED_CALLS, MAX_REASON_CHARS, OUTGROWN, REFUSED_CALLS
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.store.tokens import KEY_PREFIX, KeyOwner, verify_key
@@ -119,12 +119,10 @@ class AttemptReplay:
     nothing. What was replayed follows from the attempt's own record, so that any gateway can go on with it.
     """
 
-    def __init__(self, recorded: Sequence[Choices], answer: JSON | None = None, external: Sequence[Call] = ()) -> None:
-        """`recorded` and `external` are the calls to replay, in the order in which they began; `answer` replaces the last
-        of `recorded`."""
+    def __init__(self, recorded: Sequence[Choices], external: Sequence[Call] = ()) -> None:
+        """`recorded` and `external` are the calls to replay, in the order in which they began."""
         self._recorded = recorded
         self._external = external
-        self._answer = answer
         self._taken: set[str] = set()
         self.ended = False
 
@@ -164,10 +162,6 @@ class AttemptReplay:
                 self._taken.add(call.id)
                 return call
         return None
-
-    def answer_to(self, choices: Choices) -> JSON | None:
-        """The fork's answer, where these are the choices that it replaces."""
-        return self._answer if choices is self._recorded[-1] else None
 
     def give_back(self, call: Call) -> None:
         """The call failed before it was recorded: its next try gets `call` again."""
@@ -347,8 +341,7 @@ class AttemptCache:
                 recorded = [call for call in calls if call.run_id == attempt.rollout.run_id]
                 choices = replayable(recorded)
                 attempt.replay = AttemptReplay(
-                    choices[: calls_to_replay(fork)],
-                    fork.answer,
+                    choices[: fork.calls],
                     replayable_external(recorded, choices[fork.calls : fork.calls + 1]),
                 )
             if not attempt.complete and not attempt.replay.ended:

@@ -6,16 +6,12 @@ ones, and samples from then on (gateway/attempts.py): so any agent comes back in
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-import orjson
 from uuid_utils import uuid7
 
 from agentlightning.errors import InputError, NotFoundError
-from agentlightning.records import ABANDONED, FINAL_STATES, JSON, Call, Fork, NewRollout, Rollout
+from agentlightning.records import ABANDONED, FINAL_STATES, Call, Fork, NewRollout, Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 
 REPLAYED_PROTOCOLS = ("chat", "completions", "messages")
@@ -30,17 +26,15 @@ async def new_forks(
     calls: int,
     count: int = 1,
     *,
-    answer: str | Mapping[str, Any] | None = None,
     key: str | None = None,
 ) -> list[NewRollout]:
     """Make rollouts to enqueue, a group of `count`, that continue the latest attempt of a finished rollout after its first
     `calls` model calls: with its task, mode, sampling and versions of prompts.
 
-    answer: what the next call gets in place of a sampled completion: its text, or an assistant message with `content`,
-    `reasoning_content` and `tool_calls`. key: names the group, so that forks of a key and answer are enqueued once.
+    key: names the group, so that forks of a key are enqueued once.
 
     NotFoundError where there is no such rollout, InputError where it has not finished, where it is a session of a served
-    model's user, where nothing would be sampled, or where the answer is none.
+    model's user, or where nothing would be sampled.
     """
     found = await store.rollouts(RolloutQuery(ids=[rollout_id]))
     if not found:
@@ -60,7 +54,7 @@ async def new_forks(
             if recorded
             else f"fork: a policy answered no call of attempt {rollout.attempt} of rollout {rollout_id}"
         )
-    return forks_of(rollout, calls, count, None if answer is None else _answer(answer), key)
+    return forks_of(rollout, calls, count, key)
 
 
 def is_apart(rollout: Rollout) -> bool:
@@ -68,20 +62,7 @@ def is_apart(rollout: Rollout) -> bool:
     return rollout.kind in ("fork", "credit")
 
 
-def read_message(text: str) -> JSON:
-    """The assistant message that is given as JSON. InputError where it is none."""
-    try:
-        message = orjson.loads(text)
-    except orjson.JSONDecodeError as cause:
-        raise InputError(f"answer: expected JSON: {cause}") from cause
-    if not isinstance(message, dict):
-        raise InputError("answer: expected an assistant message")
-    return message
-
-
-def forks_of(
-    rollout: Rollout, calls: int, count: int, answer: JSON | None = None, key: str | None = None
-) -> list[NewRollout]:
+def forks_of(rollout: Rollout, calls: int, count: int, key: str | None = None) -> list[NewRollout]:
     """The rollouts of `new_forks`, where it is known that they can be: `rollout` has finished, and has more calls to replay
     than `calls`."""
     fork = Fork(
@@ -89,12 +70,8 @@ def forks_of(
         attempt=rollout.attempt,
         calls=calls,
         root_id=rollout.id if rollout.fork is None else rollout.fork.root_id,
-        answer=answer,
     )
     group_id = f"fork:{rollout.id}:{calls}:{key or uuid7()}"
-    if answer is not None:  # a form that is edited and sent again keeps its key
-        given = json.dumps(answer, sort_keys=True).encode()
-        group_id += f":{blake2b(given, digest_size=8).hexdigest()}"
     kept = {name: getattr(rollout, name) for name in ("run_id", "task", "mode", "step", "sampling", "retry", "prompts")}
     return [NewRollout(group_id=group_id, replica=replica, fork=fork, kind="fork", **kept) for replica in range(count)]
 
@@ -126,11 +103,6 @@ def replayable_external(calls: Iterable[Call], place: Sequence[Choices]) -> list
     ]
 
 
-def calls_to_replay(fork: Fork) -> int:
-    """The number of calls that are not sampled, the one that gets the fork's answer among them."""
-    return fork.calls + (fork.answer is not None)
-
-
 def calls_before(calls: Sequence[Call]) -> dict[str, int]:
     """By call, the number of calls to replay so that it comes next; without those that a fork cannot replay."""
     places = {choices[0].id: place for place, choices in enumerate(replayable(calls))}
@@ -146,7 +118,7 @@ def replay_ended(rollout: Rollout, calls: Iterable[Call]) -> int | None:
     replayed = {_request(call.replayed_id) for call in own if call.replayed_id and call.finish_reason != ABANDONED}
     ended = rollout.attempt > 0 and rollout.state in FINAL_STATES
     over = ended or any(call.replayed_id is None for call in own)
-    return len(replayed) if over and len(replayed) < calls_to_replay(rollout.fork) else None
+    return len(replayed) if over and len(replayed) < rollout.fork.calls else None
 
 
 def replay_warning(rollout: Rollout, calls: Iterable[Call]) -> str | None:
@@ -155,7 +127,7 @@ def replay_warning(rollout: Rollout, calls: Iterable[Call]) -> str | None:
     if rollout.fork is None or ended is None:
         return None
     return (
-        f"the replay ended after {ended} of {calls_to_replay(rollout.fork)} calls: the agent did not go on as recorded, and "
+        f"the replay ended after {ended} of {rollout.fork.calls} calls: the agent did not go on as recorded, and "
         "this is a rollout of its own from there on"
     )
 
@@ -169,32 +141,3 @@ def _began(call: Call) -> tuple[str, int, str]:
 def _request(call_id: str) -> str:
     """The id of the first of several samples of one request."""
     return call_id.partition(".")[0]
-
-
-def _answer(given: str | Mapping[str, Any]) -> JSON:
-    """The answer as an assistant message without what only a sampled one has. InputError names what is wrong with it."""
-    message: JSON = {"content": given} if isinstance(given, str) else dict(given)
-    if message.pop("role", "assistant") != "assistant":
-        raise InputError("answer: expected an assistant message")
-    if unknown := message.keys() - {"content", "reasoning_content", "tool_calls"}:
-        raise InputError(f"answer.{min(unknown)}: expected content, reasoning_content and tool_calls only")
-    for name in ("content", "reasoning_content"):
-        if not isinstance(message.get(name), str | None):
-            raise InputError(f"answer.{name}: expected a text")
-    tools = message.get("tool_calls") or []
-    if not isinstance(tools, list):
-        raise InputError("answer.tool_calls: expected a list")
-    message["tool_calls"] = [_tool_call(one, f"answer.tool_calls[{place}]") for place, one in enumerate(tools)]
-    kept = {name: value for name, value in message.items() if value}
-    if not kept:
-        raise InputError("answer: expected content or tool_calls")
-    return {"role": "assistant", **kept}
-
-
-def _tool_call(given: Any, where: str) -> JSON:
-    function = given.get("function") if isinstance(given, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InputError(f'{where}: expected {{"function": {{"name": …, "arguments": …}}}}')
-    arguments = function.get("arguments", {})
-    text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-    return {"type": "function", "function": {"name": function["name"], "arguments": text}}

@@ -44,8 +44,8 @@ async def recorded(house: House, external: ExternalServer, claim: Claim) -> list
     return said
 
 
-async def fork(house: House, claim: Claim, calls: int, answer: str | None = None) -> Claim:
-    await house.store.enqueue(await new_forks(house.store, claim.rollout.id, calls, answer=answer))
+async def fork(house: House, claim: Claim, calls: int) -> Claim:
+    await house.store.enqueue(await new_forks(house.store, claim.rollout.id, calls))
     worker = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
     return (await house.store.claim(worker, lease_s=LEASE_S))[0]
 

@@ -190,7 +190,7 @@ class PolicyCalls:
             await call.admission.begin(call.request, tokens)
             if attempt.rollout.fork is not None:
                 replay = await self._attempts.replay(attempt)
-                replayed = replayed_choices(replay, policy, plan, asked.view, digest, request, sampling.max_tokens)
+                replayed = replayed_choices(replay, policy, plan, digest, request, sampling.max_tokens)
         except BaseException:
             conversation.withdraw(plan)
             raise
@@ -201,7 +201,7 @@ class PolicyCalls:
             seeds.append(_seed(policy, attempt, plan, request, index))
             name = f"call_{seeds[-1]:016x}"
             tools = replayed[index].completion.get("tool_calls") if replayed else None
-            if tools and "id" in tools[0]:  # the agent repeats it in its next request; a fork's answer has none yet
+            if tools:  # the agent repeats its id in its next request
                 name = str(tools[0]["id"]).removesuffix("0")
             decoders.append(ResponseDecoder(policy.renderer, request, plan.prompt_text, name))
         if request.return_token_ids or request.repeats_prompt:
@@ -280,7 +280,7 @@ class PolicyCalls:
             watch.look()
             recorded_as_gone = job.gone  # the watch may say so at any time from here on
             calls = _records(job, completion.choices)
-            if "grammar" in job.decoding and any(call.versions for call in calls):  # a fork's answer follows none
+            if "grammar" in job.decoding:
                 calls = await with_forced(calls, job.policy.renderer)
         except (Exception, asyncio.CancelledError) as cause:
             # Whatever fails once tokens are sampled, they are recorded.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 
 from cachetools import LRUCache
@@ -33,7 +32,7 @@ from agentlightning.protocols.responses import call_of_item, dereferenced, refer
 from agentlightning.records import ABANDONED, JSON, Call
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids, is_whole
 from agentlightning.rendering.conversation import Conversation, PromptPlan
-from agentlightning.rendering.graph import Digest, RequestView, digest, normal
+from agentlightning.rendering.graph import Digest, digest, normal
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.forks import Choices
@@ -247,13 +246,11 @@ def replayed_choices(
     replay: AttemptReplay | None,
     policy: Policy,
     plan: PromptPlan,
-    view: RequestView,
     request_digest: str,
     request: CompletionRequest,
     max_tokens: int | None,
 ) -> Choices:
-    """The choices that a request with this bound of sampled tokens gets; empty where they are to be sampled. Raises ApiError
-    where the fork's answer is none that the policy could have sampled here."""
+    """The choices that a request with this bound of sampled tokens gets; empty where they are to be sampled."""
     if replay is None:
         return []
     if request.top_logprobs:  # alternatives are in no record, and an agent that reads them may do otherwise without
@@ -267,46 +264,7 @@ def replayed_choices(
             return False
         return _same(_read(recorded_tokens(call), renderer, plan, request), call.completion)
 
-    choices = replay.take(plan.request_hash.hex(), request_digest, len(plan.prompt_ids), request.n, fits)
-    answer = replay.answer_to(choices) if choices else None
-    if answer is None:
-        return choices
-    try:
-        ids = _answer_ids(answer, renderer, plan, view, request)
-    except BaseException:
-        replay.give_back(choices[0])
-        raise
-    # It was drawn from nothing: its log-probabilities say that nothing else could come.
-    return [
-        replace(
-            call,
-            completion=answer,
-            sampled_ids=ids,
-            logprobs=[0.0] * len(ids),
-            versions=[],
-            finish_reason="stop",
-        )
-        for call in choices
-    ]
-
-
-def _answer_ids(
-    answer: JSON, renderer: Renderer, plan: PromptPlan, view: RequestView, request: CompletionRequest
-) -> list[int]:
-    """The ids of the answer, which the agent will read as it was given."""
-    ids: list[int] | None
-    if request.prompt is None:
-        ids = renderer.completion_ids(plan.prompt_ids, view.normal, view.tools, normal(answer), view.template_kwargs)
-    else:
-        text = renderer.encode(answer.get("content") or "", after=plan.prompt_ids[-1] if plan.prompt_ids else None)
-        ids = [*text, *list(renderer.end_ids)[:1]]
-    if ids is None:
-        raise _refusal("the model's chat template writes it otherwise than it opens a completion")
-    sampled = SampledTokens(ids=ids, logprobs=[0.0] * len(ids), finish_reason="stop")
-    read = _read(sampled, renderer, plan, request)
-    if not _same(read, answer):
-        raise _refusal(f"from the model the agent would read {str(read)[:200]}")
-    return ids
+    return replay.take(plan.request_hash.hex(), request_digest, len(plan.prompt_ids), request.n, fits)
 
 
 def _within(call: Call, max_tokens: int | None) -> bool:
@@ -326,10 +284,6 @@ def _read(sampled: SampledTokens, renderer: Renderer, plan: PromptPlan, request:
 
 def _same(one: JSON, other: JSON) -> bool:
     return digest(normal(one)) == digest(normal(other))
-
-
-def _refusal(why: str) -> ApiError:
-    return ApiError(f"the answer of the forked rollout cannot be given: {why}", param="fork.answer", final=True)
 
 
 # --- stored responses ---------------------------------------------------------------------------------------------------
