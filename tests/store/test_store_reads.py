@@ -53,7 +53,7 @@ async def test_calls_and_leases_are_served_while_long_lists_occupy_every_thread_
     await store.append_calls([a_call(claim)])
     await store.put_resources([Resource(run_id=run_id, name="default", kind="policy", value={})])
     release = threading.Event()
-    lists = [asyncio.create_task(store._read(lambda _: release.wait(DEADLINE_S))) for _ in range(LISTS)]
+    lists = [asyncio.create_task(store._read((lambda _: release.wait(DEADLINE_S), (), {}))) for _ in range(LISTS)]
     try:
         async with asyncio.timeout(DEADLINE_S / 2):
             await asyncio.sleep(0)

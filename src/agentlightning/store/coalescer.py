@@ -120,7 +120,7 @@ class Coalescer(Generic[T, R]):
                 continue
             if self._size is not None:
                 size += self._size(item)
-                if batch and size > self._max_size:
+                if batch and self._max_size and size > self._max_size:
                     break
             batch.append(self._waiting.popleft())
         return batch
