@@ -40,14 +40,9 @@ def test_the_smallest_configuration_is_a_model_an_agent_and_tasks() -> None:
             {"trainer": {"batch_order": "first_finished"}},
             "batch_order: has no effect with max_staleness = 0; expected 'fifo'",
         ),
-        ({"agent": {"run": "a.py:f", "labels": "langchain"}}, r"agent\.labels: expected a table, got 'langchain'"),
         ({"agent": {"run": "a.py:f", "command": "node agent.js"}}, "agent: give either run"),
         ({"agent": {"command": "a.js", "trace": ["langchain"]}}, "trace: has no effect on a command"),
         ({"agent": {"command": "a.js", "trace": False}}, "trace: has no effect on a command"),
-        (
-            {"agent": {"run": "a.py:f", "labels": {"gpu": "no"}}},
-            "labels: have no effect on workers that are started here",
-        ),
         (
             {"agent": {"run": "a.py:f", "reward": "r.py:f", "posted_rewards": ["style"]}},
             r"agent\.posted_rewards: has no effect with agent\.reward",

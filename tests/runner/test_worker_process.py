@@ -265,13 +265,6 @@ async def test_a_worker_whose_server_is_away_stops_its_agents_before_their_lease
     assert (done.state, done.attempt, done.lost) == ("succeeded", 2, 1)
 
 
-async def test_a_worker_claims_where_it_has_the_labels_that_the_run_asks_for(bench: Bench, tmp_path: Path) -> None:
-    bench.run_id = (await bench.store.create_run("labelled", {"agent": {"labels": {"gpu": "no"}}})).id
-    bench.worker_process("--agent", bench.file(tmp_path, AGENT), "--label", "disk=ssd", "--label", "gpu=no")
-    [done] = await bench.settled(await bench.enqueue({}))
-    assert (done.state, done.attempt) == ("succeeded", 1)
-
-
 async def test_a_child_worker_ends_with_its_parent(bench: Bench, tmp_path: Path) -> None:
     spec = bench.file(tmp_path, AGENT)
     process = bench.worker_process("--agent", spec, "--child", *QUICK, stdin=subprocess.PIPE)
@@ -333,7 +326,6 @@ async def test_a_command_is_retried_timed_out_and_leaves_nothing(bench: Bench, t
         ("import nothing_like_it\n", (), {}, "cannot be imported: ModuleNotFoundError"),
         (AGENT, ("--run", "no-such-run"), {}, "no-such-run"),
         (AGENT, (), {"sandbox": {"type": "bubblewrap"}}, "a function agent cannot be isolated from its worker"),
-        (AGENT, ("--label", "gpu=yes"), {"agent": {"labels": {"gpu": "no"}}}, "gpu=no, and this one has gpu=yes"),
         (AGENT, (), {"air": {"rules": {"nonsense": {"weight": 1.0}}}}, "air.rules.nonsense: no such rule"),
     ],
 )

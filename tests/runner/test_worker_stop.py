@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -51,7 +51,6 @@ class Late(InMemoryLightningStore):
         limit: int = 1,
         lease_s: float = 30.0,
         wait_s: float = 0.0,
-        labels: Mapping[str, str] | None = None,
     ) -> list[Claim]:
         claims = await super().claim(worker, limit=limit, lease_s=60.0, wait_s=wait_s)
         with contextlib.suppress(TimeoutError):

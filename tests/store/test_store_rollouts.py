@@ -16,25 +16,6 @@ DEADLINE_S = 20.0
 """For waits that are expected to end much sooner, by a push."""
 
 
-# --- labels -----------------------------------------------------------------------------------------------------------
-
-
-async def test_a_worker_without_the_labels_that_a_run_asks_for_is_given_none_of_its_rollouts(
-    store: LightningStore,
-) -> None:
-    run_id = (await store.create_run("labelled", {"agent": {"labels": {"gpu": "no"}}})).id
-    await store.enqueue(some(run_id, 1))
-    for labels, had in (({}, "none"), ({"gpu": "yes", "disk": "ssd"}, "disk=ssd, gpu=yes")):
-        with pytest.raises(InputError, match=f"run {run_id} asks its workers for gpu=no, and this one has {had}$"):
-            await store.claim(a_worker(run_id), labels=labels)
-    assert await store.workers(run_id) == []
-    [claim] = await store.claim(a_worker(run_id), labels={"gpu": "no", "disk": "ssd"})
-    assert claim.rollout.run_id == run_id
-    other = await a_run(store)  # asks for no label
-    await store.enqueue(some(other, 1))
-    assert len(await store.claim(a_worker(other), labels={"gpu": "yes"})) == 1
-
-
 # --- forks ------------------------------------------------------------------------------------------------------------
 
 

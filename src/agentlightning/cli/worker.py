@@ -22,9 +22,6 @@ def worker(
         list[str] | None, typer.Option("--reward", help="Reward function file.py:name. May be repeated.")
     ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", "-n", min=1, help="Rollouts at a time here.")] = 32,
-    label: Annotated[
-        list[str] | None, typer.Option("--label", help="NAME=VALUE that runs may ask for (gpu=no). May be repeated.")
-    ] = None,
     drain_timeout: Annotated[
         float, typer.Option("--drain-timeout", min=0, help="Seconds for running agents once it is told to end.")
     ] = 30.0,
@@ -48,12 +45,9 @@ def worker(
 
     if urlsplit(server).scheme not in ("http", "https") or not urlsplit(server).hostname:
         raise ConfigError(f"--server: expected http://HOST:PORT or https://…, got {server!r}")
-    if wrong := [each for each in label or [] if not each.partition("=")[0] or "=" not in each]:
-        raise ConfigError(f"--label: expected NAME=VALUE, got {wrong[0]!r}")
     if not os.environ.get(KEY_VARIABLE) and (key := find_key(server)) is not None:
         os.environ[KEY_VARIABLE] = asyncio.run(_own_token(server, key, run))
     arguments = ["--server", server, "--run", run, "--concurrency", str(concurrency)]
-    arguments += [word for each in label or [] for word in ("--label", each)]
     arguments += ["--drain-timeout-s", str(drain_timeout), "--hidden", str(runs.resolve())]
     arguments += [] if context.obj is None else ["--hidden", str(context.obj)]
     arguments += [] if agent_user is None else ["--agent-user", str(agent_user)]

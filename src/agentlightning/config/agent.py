@@ -75,8 +75,6 @@ class AgentConfig(Table):
     """Worker processes to start here; 0 where workers run elsewhere."""
     concurrency: int = Field(32, ge=1)
     """Rollouts at a time in each worker."""
-    labels: dict[str, str] = Field({})
-    """Labels that workers must have to be given its rollouts, for workers that run elsewhere: ``{gpu = "no"}``."""
     timeout_s: float = Field(300.0, gt=0)
     max_attempts: int = Field(2, ge=1)
     on_failure: Literal["drop", "zero"] = "zero"
@@ -135,8 +133,6 @@ class AgentConfig(Table):
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
-        if self.labels and self.workers:
-            raise ValueError("labels: have no effect on workers that are started here; expected workers = 0")
         if self.command is not None and self.trace is not True:
             raise ValueError(
                 "trace: has no effect on a command, which is traced by what its environment says "

@@ -210,7 +210,7 @@ def _commands(project: Project, hosts: Hosts) -> dict[str, list[str]]:
             *("agl", "train", project.config_file, *run, "--server", url, "--runs", "/runs"),
             *_repeated("--set", settings),
         ],
-        "worker": worker + _repeated("--label", [f"{name}={value}" for name, value in config.agent.labels.items()]),
+        "worker": worker,
         "console": ["agl", "console", "--server", url, *everywhere, "--port", str(PORTS["console"])],
         "vllm": [
             *("--model", config.model.path if project.model is None else f"/app/{project.model}"),

@@ -204,7 +204,6 @@ def _worker_options(options: argparse.Namespace) -> WorkerOptions:
         lease_s=options.lease_s,
         heartbeat_s=options.heartbeat_s,
         blocked_s=options.blocked_s,
-        labels=dict(options.label),
         drain_timeout_s=options.drain_timeout_s,
     )
 
@@ -347,7 +346,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reward", action="append", help="reward function, named like an agent, or the table as JSON")
     parser.add_argument("--model", help="model name given to agents")
     parser.add_argument("--concurrency", type=_places, default=8, help="attempts at a time")
-    parser.add_argument("--label", action="append", type=_label, default=[], help="NAME=VALUE that runs may ask for")
     parser.add_argument("--worker-id", default=f"{socket.gethostname()}-{os.getpid()}")
     parser.add_argument("--child", action="store_true", help="end when the parent does")
     parser.add_argument("--agent-user", type=int, metavar="UID", help="user that programs run as")
@@ -367,13 +365,6 @@ def _places(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
     return number
-
-
-def _label(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not name or not found:
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
-    return name, value
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Thin over `LightningStoreClient`. Whoever drives it sends heartbeats: a lease la
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import uuid_utils
@@ -39,16 +39,13 @@ class AgentLightningClient:
         run_id: str,
         worker_id: str | None = None,
         model: str = "policy",
-        labels: Mapping[str, str] | None = None,
     ) -> None:
-        """`labels`: facts of this machine that the run may ask for."""
         self.store = LightningStoreClient(server_url, server_key)
         """The whole store, for what this class does not offer."""
         self._server_url = server_url
         self._run_id = run_id
         self._worker_id = worker_id or f"client-{uuid_utils.uuid7()}"
         self._model = model
-        self._labels = labels
         self._connections = ConnectionPool()
         self._templates = TemplateReader(self.store)
         self._held = 0
@@ -63,9 +60,7 @@ class AgentLightningClient:
 
     async def claim(self, limit: int = 1, wait_s: float = 0.0, lease_s: float = LEASE_S) -> list[Claim]:
         """Take up to `limit` queued rollouts, waiting up to `wait_s` seconds for the first."""
-        claims = await self.store.claim(
-            self._worker(), limit=limit, lease_s=lease_s, wait_s=wait_s, labels=self._labels
-        )
+        claims = await self.store.claim(self._worker(), limit=limit, lease_s=lease_s, wait_s=wait_s)
         self._held += len(claims)
         return claims
 

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentlightning.errors import AgentLightningError, ConflictError, InputError, NotFoundError, StoreError
@@ -54,8 +54,6 @@ class WorkerOptions:
     heartbeat_s: float = HEARTBEAT_INTERVAL_S
     blocked_s: float = 60.0
     """Longest time for which an agent may block the event loop."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """The facts of this machine that runs may ask for."""
     drain_timeout_s: float = 5.0
     """Time for running attempts to end by themselves once the worker drains."""
 
@@ -188,7 +186,6 @@ class Worker:
                     limit=free,
                     lease_s=self.options.lease_s,
                     wait_s=CLAIM_WAIT_S,
-                    labels=self.options.labels,
                 )
                 while claims and elapsed_s() > asked_s + self.options.lease_s / 2:
                     # It waited for work, or the answer was long on its way, and the leases may be over.

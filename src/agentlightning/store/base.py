@@ -137,14 +137,12 @@ class LightningStore(ModelRegistry):
         limit: int = 1,
         lease_s: float = LEASE_S,
         wait_s: float = 0.0,
-        labels: Mapping[str, str] | None = None,
     ) -> list[Claim]:
         """Take up to `limit` queued rollouts of the worker's run: each starts a new attempt under a lease.
 
         No rollout is claimed twice. Where none is queued, waits up to `wait_s` seconds for one (pushed, not polled).
-        InputError where the run asks for a label (``agent.labels``) that is not among the worker's `labels`. Records the
-        worker as seen; a worker restarted under the same name on the same host holds none of its predecessor's leases. The
-        first claim of a rollout pins the newest version of each prompt template that the rollout does not name.
+        Records the worker as seen; a worker restarted under the same name on the same host holds none of its predecessor's
+        leases. The first claim of a rollout pins the newest version of each prompt template that the rollout does not name.
         """
 
     @abc.abstractmethod

@@ -21,7 +21,6 @@ import uuid_utils
 
 from agentlightning.errors import InputError
 from agentlightning.records import (
-    JSON,
     Claim,
     Lease,
     Metric,
@@ -60,9 +59,6 @@ from agentlightning.store.where import Filter, parse
 
 R = TypeVar("R")
 
-MAX_CACHED_RUNS = 4096
-"""Runs whose labels are remembered."""
-
 
 class WaitingStore(LightningStore):
     """A store with a notifier."""
@@ -73,7 +69,6 @@ class WaitingStore(LightningStore):
         self.background = BackgroundTasks()
         self._notifier = Notifier()
         self._secret = b""
-        self._labels: dict[str, Mapping[str, str]] = {}
 
     async def claim(
         self,
@@ -81,10 +76,8 @@ class WaitingStore(LightningStore):
         limit: int = 1,
         lease_s: float = LEASE_S,
         wait_s: float = 0.0,
-        labels: Mapping[str, str] | None = None,
     ) -> list[Claim]:
         _check_limit(limit)
-        _check_labels(worker.run_id, await self._asked_labels(worker.run_id), labels or {})
         taken = await self._until(QUEUED, worker.run_id, lambda: self._take(worker, limit, lease_s), wait_s)
         return [self._claim(rollout, lease) for rollout, lease in taken]
 
@@ -156,15 +149,6 @@ class WaitingStore(LightningStore):
     async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
         return [await self._size(run.id) for run in await self.runs(run_ids)]
 
-    async def _asked_labels(self, run_id: str) -> Mapping[str, str]:
-        """Labels that the run's workers need, of a configuration that never changes."""
-        if run_id not in self._labels:
-            if len(self._labels) >= MAX_CACHED_RUNS:
-                self._labels.clear()
-            for run in await self.runs([run_id]):
-                self._labels[run_id] = labels_of_run(run.config)
-        return self._labels.get(run_id, {})
-
     @abstractmethod
     async def _take(self, worker: WorkerStatus, limit: int, lease_s: float) -> Sequence[tuple[Rollout, Lease]]:
         """Begins attempts of rollouts that are queued now."""
@@ -227,19 +211,6 @@ class WaitingStore(LightningStore):
 def _check_limit(limit: int) -> None:
     if limit < 1:
         raise InputError(f"limit: expected at least 1, got {limit}")
-
-
-def labels_of_run(config: JSON) -> Mapping[str, str]:
-    """The labels that a run's configuration asks its workers for."""
-    agent = config.get("agent")
-    labels = agent.get("labels") if isinstance(agent, dict) else None
-    return labels if isinstance(labels, dict) else {}
-
-
-def _check_labels(run_id: str, asked: Mapping[str, str], labels: Mapping[str, str]) -> None:
-    if any(labels.get(name) != value for name, value in asked.items()):
-        wanted, had = (", ".join(f"{name}={value}" for name, value in sorted(each.items())) for each in (asked, labels))
-        raise InputError(f"labels: run {run_id} asks its workers for {wanted}, and this one has {had or 'none'}")
 
 
 # --- notifications ----------------------------------------------------------------------------------------------------

@@ -223,7 +223,6 @@ class Processes:
         arguments = [word for spec in agent.reward_specs for word in ("--reward", spec)]
         arguments += ["--server", str(self._server), "--run", self._folder.run_id]
         if agent.workers == 0:
-            arguments += [word for name, value in agent.labels.items() for word in ("--label", f"{name}={value}")]
             line = shlex.join(["agl", "worker", agent.run or str(agent.command), *arguments])
             tell(f"waiting for workers; start one with: AGL_SERVER_KEY=… {line}")
             token = shlex.join(["agl", "tokens", "create", "--role", "worker", "--run", self._folder.run_id])

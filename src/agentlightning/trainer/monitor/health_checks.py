@@ -383,7 +383,7 @@ def load_alarms(load: Load) -> list[Alarm]:
     if load.queued and load.workerless_s >= WORKERLESS_S:
         found["queue_without_workers"] = (
             f"{load.queued} rollouts wait and no worker was seen for {_minutes(load.workerless_s)}: start some with agl "
-            "worker, or check the labels of the run (agent.labels)"
+            "worker"
         )
     elif load.oldest_queued_s >= QUEUED_S:
         found["queue_old"] = (
