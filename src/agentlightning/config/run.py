@@ -180,10 +180,6 @@ LIMITS_RESOURCE = "limits:run"
 class LimitConfig(Table):
     """Bounds of one attempt, of a serving key, or of a whole run. None: none but the server's."""
 
-    max_parallel_requests: int | None = Field(None, ge=1)
-    """Requests under way at a time."""
-    max_request_bytes: int | None = Field(None, ge=1)
-    """Bytes of the requests that are under way at a time."""
     max_calls: int | None = Field(None, ge=1)
     """Model calls, of policies and external models."""
     max_tokens: int | None = Field(None, ge=1)

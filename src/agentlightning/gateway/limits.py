@@ -197,10 +197,13 @@ Bound = tuple[str, LimitConfig, Usage]
 class Admission:
     """One request's place within the limits; `leave` must follow."""
 
-    __slots__ = ("_begun", "_bounds", "_bytes", "_reserved", "_run", "_totals", "_usages", "counts_tokens")
+    __slots__ = ("_begun", "_bytes", "_reserved", "_run", "_server", "_totals", "_usages", "counts_tokens")
 
-    def __init__(self, bounds: Sequence[Bound], usages: Sequence[Usage], run: _Run | None = None) -> None:
-        self._bounds = bounds
+    def __init__(
+        self, server: ServerLimits, usages: Sequence[Usage], bounds: Sequence[Bound] = (), run: _Run | None = None
+    ) -> None:
+        """The first of `usages` is the attempt's, which the server's limits bound."""
+        self._server = server
         self._usages = usages
         self._run = run
         """Held, so that a run with a request under way is not forgotten."""
@@ -217,8 +220,7 @@ class Admission:
             if limit.max_tokens is not None or limit.max_calls is not None:
                 self._totals.append(bound)
                 self.counts_tokens = self.counts_tokens or limit.max_tokens is not None
-        for usage in usages:
-            usage.requests += 1
+        usages[0].requests += 1
 
     @property
     def has_totals(self) -> bool:
@@ -227,12 +229,11 @@ class Admission:
 
     def take(self, size: int) -> None:
         """Count so many bytes of the request. Raises ApiError where there are too many under way."""
-        for name, limit, usage in self._bounds:
-            if limit.max_request_bytes is not None and usage.bytes + size > limit.max_request_bytes:
-                raise _too_many_bytes(name, limit.max_request_bytes, self._bytes + size)
+        attempt = self._usages[0]
+        if attempt.bytes + size > self._server.max_request_bytes:
+            raise _too_many_bytes(self._server.max_request_bytes, self._bytes + size)
         self._bytes += size
-        for usage in self._usages:
-            usage.bytes += size
+        attempt.bytes += size
 
     async def begin(self, request: AgentRequest, tokens: int) -> None:
         """The request is a call that has not been answered before, and may use so many tokens. While calls under way may
@@ -275,9 +276,9 @@ class Admission:
         """The request has been answered, or never will be."""
         while self._reserved:
             self._end()
-        for usage in self._usages:
-            usage.requests -= 1
-            usage.bytes -= self._bytes
+        for attempt in self._usages[:1]:
+            attempt.requests -= 1
+            attempt.bytes -= self._bytes
         self._usages = ()
 
     def _end(self) -> None:
@@ -301,11 +302,8 @@ class CallLimits:
         max_attempts: int = MAX_ATTEMPTS,
         max_runs: int = MAX_RUNS,
     ) -> None:
-        server = server or ServerLimits()
         self._store = store
-        self._server = LimitConfig(
-            max_parallel_requests=server.max_parallel_requests, max_request_bytes=server.max_request_bytes
-        )
+        self._server = server or ServerLimits()
         self._runs = LastUsed[str, _Run](_Run, max_runs)
         self._attempts = LastUsed[tuple[str, int], Usage](Usage, max_attempts)
 
@@ -323,7 +321,7 @@ class CallLimits:
         and StoreError. Without the run's `resources` only the server's limits hold. `token`: the serving key that it came
         with. `judge`: it is not the attempt's agent that asks, whose limits are its own."""
         usage = self._attempts.use((rollout.id, number))
-        bounds: list[Bound] = [("server", self._server, usage)]
+        bounds: list[Bound] = []
         usages = [usage]
         run = None
         if resources is not None:
@@ -339,16 +337,16 @@ class CallLimits:
             if token is not None:
                 usages.append(run.keys[token.id])
                 bounds += _of_key(run, token, usages[-1])
-            if len(bounds) > 1:
-                await self._read_totals(run, rollout.run_id, bounds[2:])
-        for name, limit, used in bounds:  # nothing is awaited from here on, so that what is checked holds
-            if limit.max_parallel_requests is not None and used.requests >= limit.max_parallel_requests:
-                most = limit.max_parallel_requests
-                sentence = f"{most} requests are under way, which is the limit; try again when one has ended"
-                raise LimitReachedError(_setting(name, "max_parallel_requests"), sentence, passes=True)
-            if limit.max_request_bytes is not None and used.bytes + length > limit.max_request_bytes:
-                raise _too_many_bytes(name, limit.max_request_bytes, length)
-        return Admission(bounds, usages, run)
+            if bounds:
+                await self._read_totals(run, rollout.run_id, bounds[1:])
+        server = self._server
+        if usage.requests >= server.max_parallel_requests:  # nothing is awaited from here on: what is checked holds
+            most = server.max_parallel_requests
+            sentence = f"{most} requests are under way, which is the limit; try again when one has ended"
+            raise LimitReachedError("--max-parallel-requests of the server", sentence, passes=True)
+        if usage.bytes + length > server.max_request_bytes:
+            raise _too_many_bytes(server.max_request_bytes, length)
+        return Admission(server, usages, bounds, run)
 
     async def check_key(self, token: Token, resources: list[Resource]) -> None:
         """Raises LimitReachedError where a serving key has used what it may: it opens no session then. And ApiError,
@@ -366,8 +364,7 @@ class CallLimits:
         """A request of a serving key has come, whose session its body may name. Raises ApiError where the key's bodies that
         are being read are too large together."""
         usage = self._attempts.use((token_id, 0))
-        limit = LimitConfig(max_request_bytes=self._server.max_request_bytes)
-        admission = Admission([("server", limit, usage)], [usage])
+        admission = Admission(self._server, [usage])
         try:
             admission.take(length)
         except ApiError:
@@ -462,9 +459,9 @@ class LastUsed(Generic[K, V]):
         return value
 
 
-def _too_many_bytes(name: str, most: int, size: int) -> ApiError:
+def _too_many_bytes(most: int, size: int) -> ApiError:
     """The refusal of a request of `size` bytes, alone or with others under way more than allowed."""
-    setting = _setting(name, "max_request_bytes")
+    setting = "--max-request-bytes of the server"
     if size > most:
         return ApiError(f"the body is larger than {most} bytes ({setting})", status=413, code="body_too_large")
     sentence = f"the requests under way have more than {most} bytes; try again when one has ended"
@@ -485,10 +482,6 @@ def _of_key(run: _Run, token: Token, usage: Usage) -> list[Bound]:
     """The bounds of a serving key, by its name."""
     limit = None if run.limits is None else run.limits.keys.get(token.name)
     return [] if limit is None else [(f"limits.keys.{token.name}", limit, usage)]
-
-
-def _setting(name: str, setting: str) -> str:
-    return f"{name}.{setting}" if name != "server" else f"--{setting.replace('_', '-')} of the server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
