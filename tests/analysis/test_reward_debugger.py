@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from agentlightning.analysis.reward_debugger import RewardChange, WhatIfReport, 
 from agentlightning.cli.app import app
 from agentlightning.errors import ConfigError, NotFoundError
 from agentlightning.records import Consumed, ConsumedInputs
-from agentlightning.runner.scoring import FunctionScorer
-from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
 
 GROUP = [Earned(group="a", replica=place, reward=float(place == 0), calls=(2, 3)) for place in range(4)]
@@ -110,51 +108,6 @@ async def test_another_credit_rule_changes_the_calls_that_it_credits_otherwise(s
     assert found.tokens_turned == 4 * 2
 
 
-def scored(function: Callable[..., Any], threads: ThreadPoolExecutor) -> FunctionScorer:
-    return FunctionScorer(function, threads)
-
-
-async def test_an_edited_reward_function_is_tried_and_nothing_is_written(store: LightningStore) -> None:
-    ids = await made(store)
-    before = await store.rewards(ids)
-    with ThreadPoolExecutor(1) as threads:
-        found = await changed(
-            store, scorer=scored(lambda task, result: 0.0 if "answer 1" in result.answer else 1.0, threads)
-        )
-    assert list(found.rewards.values()) == [(1.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
-    assert set(found.outcomes.values()) == {("trained", "zero_variance")}
-    assert await store.rewards(ids) == before
-    assert [(one.reward, one.outcome) for one in await store.rollouts(RolloutQuery(ids=ids))] == [(1.0, None)] + [
-        (0.0, None)
-    ] * 3
-
-
-async def test_a_function_that_fails_leaves_its_rollout_without_a_reward(store: LightningStore) -> None:
-    ids = await made(store)
-    calls = iter(range(9))
-
-    def score(task: Any, result: Any) -> float:
-        return 1 / next(calls)
-
-    with ThreadPoolExecutor(1) as threads:
-        found = await changed(store, scorer=scored(score, threads))
-    (failed,) = found.problems
-    assert "division by zero" in found.problems[failed]
-    assert found.outcomes[failed] == ("trained", "invalid")
-    assert failed in ids
-    assert all(one.advantage_after is None for one in found.calls if one.rollout_id == failed)
-
-
-async def test_step_rewards_of_the_function_take_the_place_of_recorded_ones(store: LightningStore) -> None:
-    earned = [Earned(group="a", replica=n, reward=0.0, calls=(2, 2), step_rewards={0: float(n == 0)}) for n in range(4)]
-    await made(store, earned, algorithm={"group_size": 4, "credit": "step_rewards"})
-    with ThreadPoolExecutor(1) as threads:
-        scorer = scored(lambda task, result: {"reward": 0.0, "steps": [0.0, 1.0]}, threads)
-        found = await changed(store, scorer=scorer)
-    assert [one.credit_before for one in found.calls[:2]] == [0.75, 0.0]
-    assert {one.credit_after for one in found.calls} == {0.0}  # all calls of a place earn the same
-
-
 async def test_what_takes_a_model_is_refused_by_name(store: LightningStore) -> None:
     ids = await made(store)
     with pytest.raises(ConfigError, match="advantage: 'gae' takes a critic's values, which is in no store"):
@@ -175,12 +128,8 @@ async def test_what_takes_a_model_is_refused_by_name(store: LightningStore) -> N
         await explain_rollout(store, ids[0], "writer")
 
 
-REWARD = "def score(task, result):\n    return float(len(result.answer))\n"
-
-
 async def test_the_commands_explain_and_try(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/agl.db"
-    (tmp_path / "reward.py").write_text(REWARD)
     async with SqlLightningStore(url) as opened:
         first, *_ = await made(opened)
 
@@ -194,9 +143,6 @@ async def test_the_commands_explain_and_try(tmp_path: Path) -> None:
     told = await agl("what-if", "run", "--step", "1", "--credit", "last")
     assert "credit: uniform -> last" in told
     assert "4 of 8 calls change; 50.0% turn" in told
-    function = f"{tmp_path}/reward.py:score"
-    found = orjson.loads(await agl("what-if", "run", "--step", "1", "--with", function, "--json"))
-    assert found["rewards"][first] == [1.0, 24.0]
     told = await agl("what-if", "run", "--step", "1", "--credit", "discounted", "--credit-set", "gamma=0.5")
     assert "1.000 -> 0.500" in told
     assert "reward_weights: None -> {'reward': 2.0}" in await agl(

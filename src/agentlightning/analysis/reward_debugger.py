@@ -1,8 +1,8 @@
 """Reward debugger: how one rollout's reward became advantages, and what other rules would have made of a stored step.
 
 ``agl rewards explain``, ``agl rewards what-if`` and the console's page drive it. Credit and advantages are those of the
-algorithm's own plan (`LightningRL.plan`), over the rollouts as training read them. It writes nothing: what another reward
-function says of a stored rollout is told and forgotten.
+algorithm's own plan (`LightningRL.plan`), over the rollouts as training read them. It writes nothing. What
+another reward function says of stored rollouts is for ``agl rewards rescore``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED
@@ -22,20 +22,14 @@ from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.settings import as_table, name_of
 from agentlightning.analysis.step_record import StepRecord, read_step
 from agentlightning.errors import ConfigError, InputError, NotFoundError
-from agentlightning.records import Outcome, Reward, RewardSource, Rollout
-from agentlightning.runner.scoring import Score, Scorer
+from agentlightning.records import Outcome, Rollout
 from agentlightning.runtime.code_loader import only_named_code
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_steps
-from agentlightning.trainer.data.rescore import RescoredRollout, Rescoring
 from agentlightning.training_types import Trajectory
 
-REPLACED_SOURCES: frozenset[RewardSource] = frozenset({"return", "function", "output"})
-"""Sources of rewards that another reward function takes the place of."""
 MAX_STEPS_AHEAD = 100
 """Steps after the one that a rollout was enqueued for, within which the one that consumed it is looked for."""
-MAX_SCORED = 64
-"""Rollouts whose whole records are held while a reward function scores them."""
 SMALL = 1e-9
 """An advantage below it has no sign."""
 WITHOUT_MEAN = ("reinforce", "reinforce_pp")
@@ -100,8 +94,6 @@ class RewardChange:
     credit_settings: Mapping[str, Any] | None = None
     advantage: str | None = None
     weights: Mapping[str, float] | None = None
-    scorer: Scorer | None = None
-    """A reward function in place of the run's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +137,6 @@ class WhatIfReport:
     """The mean change of an advantage over their mean size."""
     tokens_turned: int = 0
     """Trained tokens of the calls that turn."""
-    problems: dict[str, str] = field(default_factory=dict)
-    """Rollouts on which the other reward function failed, and how."""
 
 
 async def explain_rollout(
@@ -209,12 +199,9 @@ async def _what_if(
 ) -> WhatIfReport:
     record = await read_step(store, run_id, step, policy)
     changed = changed_algorithm(record.algorithm, change)
-    groups, problems = record.groups, dict[str, str]()
-    if change.scorer is not None:
-        groups, problems = await _rescored(store, record, change.scorer)
-    _check_weights(change, groups)
+    _check_weights(change, record.groups)
     try:
-        after = await _advantages(store, record, changed, groups)
+        after = await _advantages(store, record, changed, record.groups)
     except OverflowError:
         raise InputError("the change: expected weights of rewards that can be added up, these are too large") from None
     needs_engine = _engine_part(record.algorithm) is not None
@@ -237,7 +224,6 @@ async def _what_if(
         turned=len(turned) / len(compared) if compared else None,
         moved=math.fsum(abs(one.change) for one in compared) / size if size else None,
         tokens_turned=sum(one.tokens for one in turned),
-        problems=problems,
     )
 
 
@@ -253,8 +239,8 @@ def changed_algorithm(algorithm: LightningRL, change: RewardChange) -> Lightning
             changes["rollouts"] = "independent"
     if change.weights is not None:
         changes["reward_weights"] = dict(change.weights)
-    if not changes and change.scorer is None:
-        raise ConfigError("what-if: expected a credit rule, an advantage, weights or a reward function, got none")
+    if not changes:
+        raise ConfigError("what-if: expected a credit rule, an advantage or weights, got none")
     return replace(algorithm, **changes)
 
 
@@ -326,48 +312,6 @@ def _engine_part(algorithm: LightningRL) -> str | None:
         "kl: with reinforce_pp every token is rewarded by the reference's log-probability"
         if algorithm.kl_in_reward
         else None
-    )
-
-
-async def _rescored(
-    store: LightningStore, record: StepRecord, scorer: Scorer
-) -> tuple[list[list[Trajectory]], dict[str, str]]:
-    """The groups with another function's rewards in place of the run's own; a rollout on which it fails has none."""
-    succeeded = [one for one in record.rollouts.values() if one.state == "succeeded"]
-    rescoring, told = Rescoring(store=store, run_id=record.run_id, scorer=scorer), list[RescoredRollout]()
-    for start in range(0, len(succeeded), MAX_SCORED):
-        told += await rescoring.scored(succeeded[start : start + MAX_SCORED])
-    scores = {one.rollout.id: one.score for one in told}
-    replaced: dict[str, list[Reward]] = {}
-    for reward in await store.rewards(list(scores)):
-        if reward.source in REPLACED_SOURCES:
-            replaced.setdefault(reward.rollout_id, []).append(reward)
-    groups = [
-        [
-            _with_score(one, scores[one.rollout_id], replaced.get(one.rollout_id, []))
-            if one.rollout_id in scores
-            else one
-            for one in group
-        ]
-        for group in record.groups
-    ]
-    return groups, {one.rollout.id: one.problem for one in told if one.problem}
-
-
-def _with_score(trajectory: Trajectory, score: Score | None, replaced: Sequence[Reward]) -> Trajectory:
-    gone = {(reward.call_id, reward.name) for reward in replaced}
-    finals = {name: value for name, value in trajectory.rewards.items() if (None, name) not in gone}
-    transitions = []
-    for call in trajectory.transitions:
-        kept = {name: value for name, value in call.rewards.items() if (call.call_id, name) not in gone}
-        named = kept | (score.steps.get(call.call_id, {}) if score is not None else {})
-        transitions.append(replace(call, rewards=named, reward=sum(named.values())))
-    final = math.nan if score is None else score.finals["reward"]
-    return replace(
-        trajectory,
-        reward=final,
-        rewards=finals | (dict(score.finals) if score is not None else {}),
-        transitions=transitions,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,28 +92,22 @@ def what_if(
     weights: Annotated[
         str | None, typer.Option("--weights", help="Weights of rewards by name: answer=1,format=0.2")
     ] = None,
-    function: Annotated[str | None, typer.Option("--with", help=REWARD_FUNCTION)] = None,
     policy: Policy = None,
     trust_run: TrustRun = False,
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Show what another credit rule, advantage, weighting or reward function would make of a stored step; writes nothing."""
+    """Show what another credit rule, advantage or weighting would make of a stored step; writes nothing."""
     from agentlightning.analysis import reward_debugger
     from agentlightning.config.file import setting_of
 
-    with ExitStack() as stack:
-        scorer = None
-        if function is not None:
-            scorer = reward_scorer(function, stack.enter_context(ThreadPoolExecutor(THREADS)))
-        change = reward_debugger.RewardChange(
-            credit=credit,
-            credit_settings=None if settings is None else dict(setting_of(one, "--credit-set") for one in settings),
-            advantage=advantage,
-            weights=None if weights is None else dict(map(_weight, weights.split(","))),
-            scorer=scorer,
-        )
-        found = with_store(store, lambda opened: reward_debugger.what_if(opened, run, step, change, policy, trust_run))
+    change = reward_debugger.RewardChange(
+        credit=credit,
+        credit_settings=None if settings is None else dict(setting_of(one, "--credit-set") for one in settings),
+        advantage=advantage,
+        weights=None if weights is None else dict(map(_weight, weights.split(","))),
+    )
+    found = with_store(store, lambda opened: reward_debugger.what_if(opened, run, step, change, policy, trust_run))
     print_json(found) if as_json else _print_what_if(found)
 
 
@@ -145,7 +138,6 @@ def _print_what_if(report: WhatIfReport) -> None:
         f"{number(report.turned, '.1%')} turn (another sign of the advantage, {report.tokens_turned} tokens), advantages "
         f"move by {number(report.moved, '.1%')} of their size; rollouts trained: {was} -> {now}"
     )
-    _say_failures(list(report.problems.items()))
 
 
 def _say_failures(problems: Sequence[tuple[str, str]]) -> None:
