@@ -62,7 +62,7 @@ async def test_a_client_starts_it_and_reads_runs_metrics_rollouts_rewards_and_ca
         (run,) = await told(connected, "list_runs")
         assert (run["id"], run["name"], run["state"], run["step"]) == ("run", "tour", "running", 900)
         assert (await told(connected, "get_run", run_id="run"))["rollouts"] == {"train succeeded": 2}
-        assert list((await told(connected, "list_metrics", run_id="run"))["last"]) == ["train/reward_mean"]
+        assert list(await told(connected, "read_metric", run_id="run")) == ["train/reward_mean"]
         assert [one["id"] for one in await told(connected, "list_rollouts", run_id="run")] == ids
         assert (await told(connected, "explain_reward", rollout_id=ids[0]))["lines"][0] == "reward: 0"
         assert (await told(connected, "reward_distribution", run_id="run", step=1))[0]["mean"] == 0.5

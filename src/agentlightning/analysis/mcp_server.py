@@ -20,7 +20,7 @@ from agentlightning.analysis.reward_statistics import distributions, find_hacks,
 from agentlightning.errors import AgentLightningError, MissingExtraError, NotFoundError
 from agentlightning.records import Call, Mode, RolloutState
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.scan import find_run, read_metrics
+from agentlightning.store.scan import find_run
 from agentlightning.trainer.monitor.health_checks import active_alarms
 
 if TYPE_CHECKING:
@@ -70,20 +70,17 @@ class StoreTools:
         checkpoints = [{"step": one.step, "version": one.version} for one in await self.store.checkpoints(run_id)]
         return {**asdict(run), "rollouts": counts, "checkpoints": checkpoints[-MAX_ROWS:]}
 
-    async def read_metric(self, run_id: str, name: str, max_points: Annotated[int, Field(ge=2, le=500)] = 100) -> Any:
-        """Reads one metric of a run by step, averaged to max_points. list_metrics has the names."""
-        points = (await self.store.series(run_id, [name], max_points=max_points)).get(name)
-        if not points:
-            raise NotFoundError(f"{name}: run {run_id} has no such metric; list_metrics has the names")
-        return {"name": name, "points": [(one.step, one.value) for one in points]}
-
-    async def list_metrics(self, run_id: str) -> Any:
-        """Lists the metrics of a run with their last values."""
+    async def read_metric(
+        self, run_id: str, name: str | None = None, max_points: Annotated[int, Field(ge=2, le=500)] = 100
+    ) -> Any:
+        """Reads one metric of a run by step, averaged to max_points; without a name the last value of each."""
         await find_run(self.store, run_id)
-        last: dict[str, list[float]] = {}
-        async for page in read_metrics(self.store, run_id):
-            last |= {one.name: [one.step, one.value] for one in page if not one.abandoned}
-        return {"last": {name: {"step": step, "value": value} for name, (step, value) in sorted(last.items())}}
+        found = await self.store.series(run_id, name and [name], max_points=max_points if name else 1)
+        if name is None:
+            return {one: (points[-1].step, points[-1].value) for one, points in sorted(found.items())}
+        if not found.get(name):
+            raise NotFoundError(f"{name}: run {run_id} has no such metric; leave the name out to see them")
+        return {"name": name, "points": [(one.step, one.value) for one in found[name]]}
 
     async def compare_runs(self, run_ids: Annotated[list[str], Field(min_length=2, max_length=8)]) -> Any:
         """Compares runs: settings that differ, final figures, bootstrap intervals of the difference to the first one."""

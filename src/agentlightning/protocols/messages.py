@@ -50,6 +50,9 @@ NOT_OURS = ("mcp_servers", "compaction")
 REFUSED = ("container", "thread")
 """Fields for such services that the response would have to continue."""
 
+KEEPING_ALL = [{"type": "clear_thinking_20251015", "keep": keep} for keep in ("all", {"type": "all"})]
+"""Context edits that edit nothing; Claude Code sends the first."""
+
 ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error", 529: "overloaded_error",
@@ -156,11 +159,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
 def _context_edits(context_management: JSON | None) -> JSON:
     """The edits of the prompt that a request asks for, by their path. Keeping all thinking is none."""
     edits = fields.read(_Edits, context_management or {}, "context_management").edits or []
-    return {
-        f"context_management.edits[{index}]": edit
-        for index, edit in enumerate(edits)
-        if edit != {"type": "clear_thinking_20251015", "keep": "all"}
-    }
+    return {f"context_management.edits[{index}]": edit for index, edit in enumerate(edits) if edit not in KEEPING_ALL}
 
 
 def _other_output_settings(output_config: JSON | None) -> JSON:
