@@ -146,7 +146,6 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "models": {"run_id": run_id},
         "put_alias": {
             "alias": ModelAlias(name=run_id, alias="best", number=1, previous=None, moved_ns=0),
-            "reason": {},
         },
         "aliases": {"name": run_id},
         "wait_aliases": {"name": run_id, "known": {}, "timeout_s": 0.0},
