@@ -14,6 +14,7 @@ from agentlightning.console.measures import COLORINGS, FULL_ADVANTAGE, CallUse, 
 from agentlightning.console.reader import Reader, Recorded, Texts
 from agentlightning.console.render import Page, Query, choice, first, whole
 from agentlightning.errors import InputError
+from agentlightning.protocols.system_prompts import is_prompt_name
 from agentlightning.records import FINAL_STATES, JSON, Call, Span
 from agentlightning.rendering.call_chain import call_chain, chain_tools, is_whole
 from agentlightning.store.forks import calls_before, replay_warning
