@@ -35,7 +35,7 @@ import torch
 
 from agentlightning.config.engine import EngineConfig
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine, EngineSetup, make_engine
-from agentlightning.gateway.policy.engine_client import PATHS, SampledTokens, body, read_answer
+from agentlightning.gateway.policy.engine_client import GENERATE, SampledTokens, read_answer
 from agentlightning.training_types import Loss, TrainingSequence
 
 HERE = Path(__file__).resolve().parent
@@ -193,13 +193,11 @@ async def sample(served: Endpoints, http: aiohttp.ClientSession, work: Work, see
 async def complete(served: Endpoints, http: aiohttp.ClientSession, prompt: list[int], count: int) -> SampledTokens:
     params = {"temperature": 1.0, "max_tokens": count, "ignore_eos": True, "logprobs": 0}
     request = {"request_id": "", "token_ids": prompt, "sampling_params": params, "stream": False}
-    data = body(request, served.api, served.served_model or DEFAULT_POLICY)
-    async with http.post(
-        f"{served.urls[0]}{PATHS[served.api]}", json=data, timeout=aiohttp.ClientTimeout(600)
-    ) as answer:
+    data = {**request, "model": served.served_model or DEFAULT_POLICY}
+    async with http.post(f"{served.urls[0]}{GENERATE}", json=data, timeout=aiohttp.ClientTimeout(600)) as answer:
         answer.raise_for_status()
         sampled = SampledTokens()
-        sampled.add(read_answer(await answer.read()), served.api, -1)
+        sampled.add(read_answer(await answer.read()), -1)
     if len(sampled.ids) != count:
         sys.exit(f"a completion has {len(sampled.ids)} tokens; expected {count}")
     return sampled
