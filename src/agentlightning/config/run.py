@@ -316,7 +316,7 @@ class Config(Table):
     @model_validator(mode="before")
     @classmethod
     def _of_environment(cls, table: Any) -> Any:
-        """What an environment gives is marked as its own, where nothing else is given."""
+        """Marks the agent and tasks of an environment as its own where nothing else is given."""
         if not isinstance(table, dict) or not table.get("env"):
             return table
         agent, data = table.get("agent") or {}, table.get("data") or {}
