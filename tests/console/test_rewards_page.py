@@ -130,16 +130,11 @@ async def test_the_credit_of_a_call_stands_beside_it(reader: Reader) -> None:
     assert f"trained: step {STEPS} updated the policy by 16 of its 16 sampled tokens" in page.text
 
 
-async def test_where_no_credit_is_stored_the_replay_says_which_setting_keeps_it(reader: Reader) -> None:
+async def test_where_no_credit_is_stored_the_replay_says_for_which_steps_it_is(reader: Reader) -> None:
     best = await a_rollout(reader)
     await reader.store.drop_credit(RUN, STEPS + 1)
     dropped = await shown_page(reader, "/replay", rollout=best.id, color="advantage")
     assert "no advantages: the store has that of calls that the run's latest 50 steps learned from" in dropped.text
-    async with reading(record() | {"monitor": {"keep_credit": 0}}) as other:
-        best = await a_rollout(other)
-        await other.store.drop_credit(RUN, STEPS + 1)
-        unkept = await shown_page(other, "/replay", rollout=best.id, color="advantage")
-    assert "the run keeps no credit; to keep it: agl train … --set monitor.keep_credit=50" in unkept.text
 
 
 async def test_credit_that_does_not_fit_its_call_leaves_the_pages_as_they_are(reader: Reader) -> None:

@@ -13,10 +13,9 @@ from loop_doubles import Countdown, Crash, Crashing, RememberingEngine, agents, 
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.lightning_rl import UpdatePlan
-from agentlightning.config.run import MonitorConfig
 from agentlightning.records import CallCredit
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.step import RowNumbers, TrainedCall, call_credits, clip_share, named_rows
+from agentlightning.trainer.step import CreditRecorder, RowNumbers, TrainedCall, call_credits, clip_share, named_rows
 from agentlightning.training_types import Loss, TokenNumbers, Trajectory
 from build import transition
 
@@ -124,15 +123,11 @@ async def test_a_run_that_is_killed_between_any_two_verbs_has_the_credit_of_ever
     assert len({one.step for one in found}) == len(steps)
 
 
-@pytest.mark.parametrize(("keep", "steps"), [(2, {2, 3}), (0, set())])
-async def test_only_the_latest_steps_keep_their_credit(
-    store: LightningStore, tmp_path: Path, keep: int, steps: set[int]
-) -> None:
-    run = loop(store, RememberingEngine(), tmp_path)
-    run.config = run.config.model_copy(update={"monitor": MonitorConfig(keep_credit=keep)})
+async def test_only_the_latest_steps_keep_their_credit(store: LightningStore, tmp_path: Path) -> None:
     async with agents(store):
-        await run.run(resume=False)
-    assert {one.step for one in await recorded(store)} == steps
+        await loop(store, RememberingEngine(), tmp_path).run(resume=False)
+    await CreditRecorder(store=store, run_id="run", keep_steps=2).record(3, {}, {})
+    assert {one.step for one in await recorded(store)} == {2, 3}
 
 
 def test_a_number_that_is_not_finite_leaves_its_call_out() -> None:

@@ -318,11 +318,11 @@ def fixed_costs(means: StepMeans) -> Finding:
         f"{', '.join(f'{phase} {share:.0%}' for phase, share in shares.items())}; twice the rollouts in a step halve what "
         "of it does not grow with them"
     )
-    larger = "publish less often, by larger steps, or only an adapter"
+    larger = "publish and record less often, by larger steps, or publish only an adapter"
     change, settings = {
         "prepare": ("make credit and advantages cheaper, or take fewer tokens in a step", ("algorithm.credit",)),
         "publish": (larger, ("trainer.tasks_per_step", "engine.lora_rank")),
-        "record": ("keep less for screens", ("monitor.keep_credit",)),
+        "record": (larger, ("trainer.tasks_per_step",)),
     }[max(shares, key=lambda phase: shares[phase])]
     return text, change, settings, 0.5 * total
 

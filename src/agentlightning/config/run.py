@@ -165,10 +165,8 @@ class TracingConfig(Table):
 
 
 class MonitorConfig(Table):
-    """Data that a run keeps for screens, and that training never reads."""
+    """Data of a run for screens, which training never reads."""
 
-    keep_credit: int = Field(50, ge=0)
-    """Latest steps of which the store keeps the credit of calls and tokens; 0: none."""
     tags: tuple[Annotated[str, matching(TAG, "words of at most 64 characters")], ...] = Field((), max_length=20)
     """Words to find the run by; ``agl runs tag`` sets others later."""
 

@@ -1,6 +1,6 @@
 """Measures of a call's sampled tokens, by which a strip is coloured, and the use that training made of the call.
 
-What a training step made of a call is in the store where the run keeps it (``[monitor] keep_credit``); of what is not there
+What a training step made of a call is in the store for the latest steps of a run; of what is not there
 the legend says why. Knows no store.
 """
 
@@ -137,7 +137,7 @@ class Kept:
             legend = f"no {self.plural}: {use.missing or use.note}"
         else:
             reported = "" if self.name == "advantage" else ", and the engine reports them"
-            legend = f"no {self.plural}: [monitor] keep_credit is 0, or no longer covers the step{reported}"
+            legend = f"no {self.plural}: those of the step are no longer stored{reported}"
         fits = len(values) == len(call.sampled_ids)  # whoever has a key may have stored others
         values = values if fits else [math.nan] * len(call.sampled_ids)
         return Measure(name=self.name, values=values, shade=self.shade, legend=legend)

@@ -19,12 +19,11 @@ from markupsafe import Markup
 from agentlightning.analysis import suggestions
 from agentlightning.analysis.compare import HELD_OUT, TRAIN, HeldOutChange, read_held_out_change
 from agentlightning.analysis.run_settings import tags_of
-from agentlightning.config.run import MonitorConfig
 from agentlightning.console.measures import CallUse, call_use
 from agentlightning.errors import AgentLightningError, NotFoundError, StoreError
 from agentlightning.records import Attempt, Call, Reward, Rollout, Run, Span
 from agentlightning.rendering.model_folder import token_bytes
-from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.base import CREDIT_STEPS, LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
 from agentlightning.store.summaries import SeriesPoint
 from agentlightning.tracing.tool_uses import name_calls
@@ -230,15 +229,11 @@ class Reader:
         """The rollout with what training made of these calls of it: numbers per token are read of these alone."""
         if not calls:
             return one
-        run, kept = await asyncio.gather(
-            self.run(one.rollout.run_id), self.store.credit([one.rollout.id], [call.id for call in calls])
-        )
-        credit = {each.call_id: each for each in kept}
+        credit = {each.call_id: each for each in await self.store.credit([one.rollout.id], [call.id for call in calls])}
         others = [call.id for call in one.calls if call.id not in credit]
         # Calls of an agent that no policy learns from have none, where those of the other agents have.
         siblings = bool(credit) or bool(await self.store.credit([one.rollout.id], others))
-        missing = _missing_credit(run)
-        uses = {call.id: call_use(one.rollout, call, credit.get(call.id), missing, siblings) for call in calls}
+        uses = {call.id: call_use(one.rollout, call, credit.get(call.id), MISSING_CREDIT, siblings) for call in calls}
         return replace(one, uses=uses)
 
     async def advantages(self, rollout_id: str) -> dict[str, float]:
@@ -260,11 +255,4 @@ class Reader:
         return Texts(renderer, "texts by the policy's tokenizer")
 
 
-def _missing_credit(run: Run) -> str:
-    monitor = run.config.get("monitor")
-    kept = monitor.get("keep_credit") if isinstance(monitor, dict) else None
-    default = MonitorConfig().keep_credit
-    if kept == 0:
-        return f"the run keeps no credit; to keep it: agl train … --set monitor.keep_credit={default}"
-    of = kept if isinstance(kept, int) else default
-    return f"the store has that of calls that the run's latest {of} steps learned from ([monitor] keep_credit = {of})"
+MISSING_CREDIT = f"the store has that of calls that the run's latest {CREDIT_STEPS} steps learned from"

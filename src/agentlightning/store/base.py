@@ -54,6 +54,7 @@ LEASE_S = 30.0  # seconds a lease lasts without a heartbeat; workers send one ev
 
 SESSION_HOLDER = "gateway"  # holds the leases of sessions, in the place of a worker
 
+CREDIT_STEPS = 50  # latest steps of a run whose credit of calls and tokens is kept
 MAX_FINISHED = 1000  # most rollouts that `wait` returns at a time: no caller holds a whole run in memory
 
 EXPIRING_S = 10

@@ -246,7 +246,7 @@ class RLLoop(TrainingLoop):
             progress=self.progress,
             learning_rate=self.config.trainer.peak_learning_rate,
             collector=self.collector,
-            asks_numbers=self.reports_numbers and bool(self.config.monitor.keep_credit),
+            asks_numbers=self.reports_numbers,
         )
         algorithm = next(iter(self.policies.values())).algorithm  # which rollouts are sampled, all agree on
         size, tree, seed = algorithm.group_size, algorithm.tree, self.config.trainer.seed
@@ -352,8 +352,7 @@ class RLLoop(TrainingLoop):
         with self._timed("publish"):
             await self.publish(step, self.version)
         with self._timed("record"):
-            recorder = CreditRecorder(store=self.store, run_id=self.run_id, keep_steps=self.config.monitor.keep_credit)
-            await recorder.record(step, plan.plans, plan.numbers)
+            await CreditRecorder(store=self.store, run_id=self.run_id).record(step, plan.plans, plan.numbers)
         # Closed last: a step that is found open is executed again, with what it had not written yet.
         await self.store.close_step(self.run_id, step, self.version)
         return plan.metrics | updates

@@ -29,7 +29,7 @@ from agentlightning.algorithms.selection import CallSignal, own_groups, selectio
 from agentlightning.engines.base import SKIPPED, Engine, Metrics
 from agentlightning.errors import AgentError, InputError, NoCallsError, RewardError
 from agentlightning.records import CallCredit, Outcome, Reward, Rollout
-from agentlightning.store.base import LightningStore
+from agentlightning.store.base import CREDIT_STEPS, LightningStore
 from agentlightning.store.codec import portions
 from agentlightning.store.rules import MAX_REWARD
 from agentlightning.trainer.credit_inputs import CreditInputReader
@@ -426,13 +426,10 @@ class CreditRecorder:
 
     store: LightningStore
     run_id: str
-    keep_steps: int
-    """Latest steps that are kept; 0: nothing is recorded."""
+    keep_steps: int = CREDIT_STEPS
 
     async def record(self, step: int, plans: Mapping[str, UpdatePlan], numbers: Mapping[str, RowNumbers]) -> None:
         """By policy: the step's plans, and the ratios and entropies that the engine reported."""
-        if not self.keep_steps:
-            return
         found = (
             credit
             for policy, plan in plans.items()
