@@ -85,7 +85,7 @@ def refused(kind: type[Exception], url: str, *words: str) -> str:
 
 def test_versions_are_promoted_listed_and_rolled_back(url: str) -> None:
     assert said(url, "promote", "support@10", "production") == "support@production is support@10\n"
-    assert "before it was support@10" in said(url, "promote", "support@20", "@production", "--notes", "better")
+    assert "before it was support@10" in said(url, "promote", "support@20", "@production")
     listed = said(url, "list")
     assert "support@20  @production" in listed
     assert "0.500 [0.400, 0.600]" in listed
