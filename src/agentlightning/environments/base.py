@@ -27,8 +27,11 @@ Split = Literal["train", "val"]
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         "gymnasium": "agentlightning.environments.gymnasium:Gymnasium",
+        "harbor": "agentlightning.environments.harbor:Harbor",
         "reasoning-gym": "agentlightning.environments.reasoning_gym:ReasoningGym",
+        "scienceworld": "agentlightning.environments.scienceworld:ScienceWorld",
         "textarena": "agentlightning.environments.textarena:TextArena",
+        "textworld": "agentlightning.environments.textworld:TextWorld",
     }
 )
 """The kinds that come with this package."""
@@ -51,7 +54,11 @@ class EpisodeResult:
 
 
 class Environment(Protocol):
-    """A source of tasks that can be played. It is made once in each worker, which plays many tasks at a time."""
+    """A source of tasks that can be played. It is made once in each worker, which plays many tasks at a time.
+
+    One with an attribute ``remote_agent = True`` asks the model from inside a container: the checks, whose model listens on
+    loopback, then open none of its tasks.
+    """
 
     def tasks(self, split: Split, limit: int, seed: int) -> Iterable[JSON]:
         """At most `limit` rows that `play` takes, the same ones every time; no row of one split equals one of the other."""

@@ -48,8 +48,19 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
             module="gymnasium",
             example="gymnasium:FrozenLake-v1?is_slippery=false",
         ),
+        "harbor": Package(
+            requirements=("harbor==0.26.0",), module="harbor", example="harbor:./tasks?agent=terminus-2", python=(3, 12)
+        ),
+        "scienceworld": Package(
+            requirements=("scienceworld==1.2.3",),
+            module="scienceworld",
+            example="scienceworld:find-living-thing",
+        ),
         "textarena": Package(
             requirements=("textarena==0.7.4",), module="textarena", example="textarena:FrozenLake-v0?size=4"
+        ),
+        "textworld": Package(
+            requirements=("textworld==1.7.0",), module="textworld", example="textworld:?nb_rooms=3&quest_length=3"
         ),
     }
 )
@@ -73,10 +84,17 @@ def kind_rows() -> list[KindRow]:
         if package is None:
             rows.append(KindRow(kind, f"{kind}:…", "", "here"))
             continue
-        here = find_spec(package.module) is not None
-        where = "here" if here else "own environment" if environment_folder(kind).exists() else "no"
-        rows.append(KindRow(kind, package.example, " ".join(package.requirements), where))
+        rows.append(KindRow(kind, package.example, " ".join(package.requirements), _place(kind, package)))
     return rows
+
+
+def _place(kind: str, package: Package) -> str:
+    if find_spec(package.module) is not None:
+        return "here"
+    try:
+        return "own environment" if environment_folder(kind).exists() else "no"
+    except ConfigError:
+        return f"needs Python {package.python[0]}.{package.python[1]}"
 
 
 def interpreter(kind: str, given: str | None = None) -> str:
@@ -136,11 +154,20 @@ def _python_for(kind: str) -> tuple[str, str]:
     if sys.version_info[:2] >= oldest:
         return sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}"
     for minor in range(oldest[1], oldest[1] + 4):
-        if (found := shutil.which(f"python3.{minor}")) is not None:
-            return found, f"3.{minor}"
+        pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+        for found in (shutil.which(f"python3.{minor}"), *map(str, pyenv.glob(f"3.{minor}.*/bin/python3.{minor}"))):
+            if found is not None and _runs(found):
+                return found, f"3.{minor}"
+    version = f"{oldest[0]}.{oldest[1]}"
     raise ConfigError(
-        f"env {kind}: needs Python {oldest[0]}.{oldest[1]} or newer, which is not here; install one as python3.{oldest[1]}"
+        f"env {kind}: needs Python {version} or newer, which is not here; install one as python{version}, for example with: "
+        f"uv python install {version}"
     )
+
+
+def _runs(python: str) -> bool:
+    """False for a shim of pyenv whose version is not chosen, and for a Python without venv."""
+    return subprocess.run([python, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0
 
 
 def _own_requirements() -> list[str]:
