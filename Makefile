@@ -18,7 +18,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: kubernetes test-coding-agents demo model test test-fast lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients newest-clients clean
+.PHONY: test-environments kubernetes test-coding-agents demo model test test-fast lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser podman frameworks clients newest-clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -52,6 +52,7 @@ test-fast: bytecode
 #   make test-clients        SDKs' and LangChain's own suites, OpenEnv, Google's SDK, frameworks that conflict with .venv (2 GB)
 #   make test-coding-agents  Claude Code, Codex, Gemini CLI, Qwen Code, opencode, llm, aider (1.4 GB)
 #   make test-pythons        the light core, installed anew on each Python
+#   make test-environments    OpenEnv's server (324 MB)
 #   make test-kubernetes, make test-phoenix, and make test-ROOM for its tests marked `long`
 test-slow: install node-packages servers browser .venv-deploy/.installed model
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist worksteal $$(grep -rl --include='test_*.py' mark.slow tests) $(ARGS)
@@ -86,6 +87,16 @@ test-kubernetes: kubernetes
 # Kubernetes 1.20's API server, controller manager and scheduler, with Debian's Go: 7 CPU minutes and 3 GB, once for all checkouts.
 kubernetes:
 	nice tests/kubernetes/build.sh "$${XDG_CACHE_HOME:-$$HOME/.cache}/agentlightning/kubernetes-1.20.2"
+
+# Kinds of environments whose packages run in environments of their own, and OpenEnv's own server.
+test-environments: install .venv-openenv/.installed
+	$(BIN)/pytest tests/environments -rs $(ARGS)
+
+.venv-openenv/.installed: | .venv/.installed
+	$(new_environment)
+	{ $(BIN)/uv pip install --quiet --python $(@D)/bin/python openenv==0.10.0 || \
+		$(BIN)/pip --python $(@D)/bin/python install --quiet openenv==0.10.0; } && touch $@ || \
+		{ echo "OpenEnv cannot be installed here: its tests are left out"; rm -rf $(@D); }
 
 test-phoenix: install .venv-phoenix/.installed
 	$(BIN)/pytest tests/tracing/test_phoenix.py $(ARGS)
@@ -277,4 +288,4 @@ newest-clients: frameworks clients .venv-frameworks-llm/.installed
 	@git diff --unified=0 -- 'tests/*.lock' 'tests/*/package.json' | grep -E '^[-+] *["a-z]' || echo "the pins are the newest versions"
 
 clean:
-	rm -rf site build .venv .venv-vllm .venv-verl .venv-frameworks-* .venv-clients-* .venv-litellm .venv-phoenix .venv-docs .venv-deploy .venv-agentlightning-v03 .venv-agentops .venv-trl tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules tests/console/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site build .venv .venv-openenv .venv-vllm .venv-verl .venv-frameworks-* .venv-clients-* .venv-litellm .venv-phoenix .venv-docs .venv-deploy .venv-agentlightning-v03 .venv-agentops .venv-trl tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules tests/console/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

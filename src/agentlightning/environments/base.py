@@ -28,6 +28,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         "gymnasium": "agentlightning.environments.gymnasium:Gymnasium",
         "harbor": "agentlightning.environments.harbor:Harbor",
+        "openenv": "agentlightning.environments.openenv:OpenEnv",
         "reasoning-gym": "agentlightning.environments.reasoning_gym:ReasoningGym",
         "scienceworld": "agentlightning.environments.scienceworld:ScienceWorld",
         "textarena": "agentlightning.environments.textarena:TextArena",
@@ -38,6 +39,8 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
 SEEDS_PER_RUN = 1_000_000
 VAL_SEEDS = 1 << 30
 """First seed of held-out tasks: no training task of any run seed has one beyond it."""
+UNREWARDED = "unrewarded"
+"""A metric: 1 where the environment gave no reward in the whole episode, which then counts as 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

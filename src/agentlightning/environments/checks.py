@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.environments.base import Environment, EpisodeResult
+from agentlightning.environments.base import UNREWARDED, Environment, EpisodeResult
 from agentlightning.environments.local_model import Answer, local_models
 from agentlightning.errors import DataError
 from agentlightning.records import JSON
@@ -23,7 +23,7 @@ OPEN_TIMEOUT_S = 300.0
 SEEDS = ("seed", "seat", "index", "split", "limit")
 """Fields of a row that say how its content is made, and are none of it."""
 REPLY = "[0]"
-"""The answer of a check's model."""
+"""The answer of a check's model where no tool is offered."""
 
 
 def check_rows(train: Sequence[JSON], val: Sequence[JSON]) -> tuple[list[JSON], list[str]]:
@@ -76,7 +76,7 @@ async def _opening(environment: Environment, task: JSON, model: Callable[[Answer
     async def answer(request: JSON) -> JSON:
         if not asked.done():
             asked.set_result(request)
-        return {"role": "assistant", "content": REPLY}
+        return _reply(request)
 
     playing: asyncio.Future[Any] = asyncio.ensure_future(environment.play(task, model(answer)))
     both: set[asyncio.Future[Any]] = {playing, asked}
@@ -95,16 +95,53 @@ async def check_outcome(environment: Environment, task: JSON) -> list[str]:
     """Warnings about an episode with a model that always answers the same. DataError where it ends without a number."""
 
     async def answer(request: JSON) -> JSON:
-        return {"role": "assistant", "content": REPLY}
+        return _reply(request)
 
     async with local_models() as model, asyncio.timeout(OPEN_TIMEOUT_S):
         played = await environment.play(task, model(answer))
     outcome = played if isinstance(played, EpisodeResult) else EpisodeResult(reward=played)
     if isinstance(outcome.reward, bool) or not isinstance(outcome.reward, int | float):
         raise DataError(f"env: expected a number as reward, got {outcome.reward!r:.200}")
+    if outcome.metrics.get(UNREWARDED):
+        return ["an episode ended without any reward, which counts as 0: give --reward if that is always so"]
     if outcome.success is None:
         return ["success is not recorded: the held-out figure is the mean reward, which may be partial credit"]
     return []
+
+
+def tool_call(request: JSON, name: str, arguments: JSON) -> JSON:
+    """The message that calls a tool, in answer to a request."""
+    function = {"name": name, "arguments": orjson.dumps(arguments).decode()}
+    call = {"id": f"call-{len(request['messages'])}", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _reply(request: JSON) -> JSON:
+    if not request.get("tools"):
+        return {"role": "assistant", "content": REPLY}
+    first = request["tools"][0]["function"]
+    schema = first.get("parameters") or {}
+    return tool_call(request, first["name"], _least(schema, schema.get("$defs", {})))
+
+
+def _least(schema: JSON, definitions: JSON) -> Any:
+    """The smallest value that a JSON schema of a tool allows, where it is one of the usual ones."""
+    if (reference := schema.get("$ref")) is not None:
+        return _least(definitions.get(str(reference).rpartition("/")[2], {}), definitions)
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    for key in ("enum", "anyOf", "oneOf", "allOf"):
+        if schema.get(key):
+            return schema[key][0] if key == "enum" else _least(schema[key][0], definitions)
+    kind = schema.get("type", "object")
+    if kind == "object":
+        fields = schema.get("properties", {})
+        return {key: _least(fields.get(key, {}), definitions) for key in schema.get("required", ())}
+    if kind == "array":
+        return [_least(schema.get("items", {}), definitions)] * int(schema.get("minItems", 0))
+    lowest = schema.get("minimum", 0)
+    return {"string": "0" * max(1, int(schema.get("minLength", 1))), "boolean": False, "null": None}.get(kind, lowest)
 
 
 def _content(row: JSON) -> bytes:

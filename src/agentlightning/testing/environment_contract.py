@@ -8,7 +8,8 @@ A test file runs it on an environment by importing everything and saying which o
     def environment_name():
         return "mypackage/grid.py:Grid?length=8"
 
-Needs pytest. Episodes are played with models on loopback that answer as `answers` says, "[0]" by default.
+Needs pytest. Episodes are played with models on loopback that answer as `answers` says, "[0]" by default; one whose episodes
+cost seconds plays fewer of them at once by a fixture `at_once`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from agentlightning.records import JSON
 
 __all__ = [
     "answers",
+    "at_once",
     "environment",
     "test_a_held_out_task_is_no_training_task",
     "test_a_task_opens_alike_each_time",
@@ -36,14 +38,20 @@ __all__ = [
     "test_tasks_are_json_and_the_same_every_time",
 ]
 
-AT_ONCE = 32
 SPLITS: tuple[Split, ...] = ("train", "val")
+Answers = Callable[[JSON], str | JSON]
 
 
 @pytest.fixture
-def answers() -> Callable[[JSON], str]:
-    """The text that answers a request."""
+def answers() -> Answers:
+    """The text, or the message, that answers a request."""
     return lambda request: "[0]"
+
+
+@pytest.fixture
+def at_once() -> int:
+    """Episodes that are played together."""
+    return 32
 
 
 @pytest.fixture
@@ -73,14 +81,14 @@ def test_a_task_opens_alike_each_time(environment: Environment) -> None:
     asyncio.run(check_openings(environment, _rows(environment, "train", 2), []))
 
 
-def test_an_episode_ends_with_a_number(environment: Environment, answers: Callable[[JSON], str]) -> None:
+def test_an_episode_ends_with_a_number(environment: Environment, answers: Answers) -> None:
     (outcome,) = _played(environment, _rows(environment, "train", 1), answers)
     assert math.isfinite(outcome.reward)
     assert all(math.isfinite(value) for value in outcome.metrics.values())
 
 
-def test_episodes_at_once_equal_episodes_alone(environment: Environment, answers: Callable[[JSON], str]) -> None:
-    rows = _rows(environment, "train", AT_ONCE)
+def test_episodes_at_once_equal_episodes_alone(environment: Environment, answers: Answers, at_once: int) -> None:
+    rows = _rows(environment, "train", at_once)
     alone = [_comparable(one) for row in rows for one in _played(environment, [row], answers)]
     assert [_comparable(one) for one in _played(environment, rows, answers)] == alone
 
@@ -90,9 +98,10 @@ def _rows(environment: Environment, split: Split, limit: int) -> list[JSON]:
     return rows
 
 
-def _played(environment: Environment, rows: Sequence[JSON], answers: Callable[[JSON], str]) -> list[EpisodeResult]:
+def _played(environment: Environment, rows: Sequence[JSON], answers: Answers) -> list[EpisodeResult]:
     async def answer(request: JSON) -> JSON:
-        return {"role": "assistant", "content": answers(request)}
+        given = answers(request)
+        return {"role": "assistant", "content": given} if isinstance(given, str) else given
 
     async def play() -> list[EpisodeResult | float]:
         async with local_models() as model:
