@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from agentlightning.console.access import SESSION_S, Access, Sessions, new_sessions
 from agentlightning.console.app import PATHS
+from agentlightning.console.playground import ROLE
 from agentlightning.console.render import STATIC, Templates
 from agentlightning.gateway.access import Authentication
 from agentlightning.store.sql.store import SqlLightningStore
@@ -22,7 +23,8 @@ HTML = {"accept": "text/html"}
 
 
 async def pages(scope: Scope, receive: Receive, send: Send) -> None:
-    await PlainTextResponse("the pages")(scope, receive, send)
+    headers = {"x-role": scope.get(ROLE, "nobody")}
+    await PlainTextResponse("the pages", headers=headers)(scope, receive, send)
 
 
 @asynccontextmanager
@@ -132,6 +134,38 @@ async def test_a_token_opens_the_console_where_it_reads_all_runs(name: str, stat
         secret = client.secrets[name]  # type: ignore[attr-defined]
         response = await client.get("/", headers={"authorization": f"Bearer {secret}"})
     assert response.status_code == status
+
+
+async def test_an_application_is_told_who_only_reads() -> None:
+    async with browser(KEY, host="console.example") as client:
+        secret = client.secrets["reader"]  # type: ignore[attr-defined]
+        roles = [
+            (await client.get("/", headers={"authorization": f"Bearer {one}"})).headers["x-role"]
+            for one in (secret, KEY)
+        ]
+    async with browser(None) as client:
+        assert [*roles, (await client.get("/")).headers["x-role"]] == ["reader", "admin", "admin"]
+
+
+@pytest.mark.parametrize(
+    "path", ["upload", "file=/etc/passwd", "proxy=https://evil.invalid", "info", "queue/../upload", "run/x"]
+)
+async def test_what_gradio_serves_besides_its_page_is_not_there(path: str) -> None:
+    async with browser(None) as client:
+        sent = await client.post(f"/playground/gradio_api/{path}", json={})
+        read = await client.get(f"/playground/gradio_api/{path}")
+    assert (sent.status_code, read.status_code) == (404, 404)
+
+
+async def test_the_playground_has_a_policy_of_its_own_and_takes_no_form_of_another_site() -> None:
+    key = {"authorization": f"Bearer {KEY}"}
+    async with browser(KEY, host="console.example") as client:
+        page = await client.get("/playground/", headers=key)
+        form = await client.post("/playground/gradio_api/queue/join", data={"x": "y"}, headers=key)
+        sent = await client.post("/playground/gradio_api/queue/join", json={"x": "y"}, headers=key)
+    assert "'unsafe-inline'" in page.headers["content-security-policy"]
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert (form.status_code, sent.status_code) == (403, 200)
 
 
 async def test_the_token_can_be_typed_and_a_proxy_with_tls_gets_secure_cookies() -> None:

@@ -22,6 +22,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentlightning.console.playground import PATH as PLAYGROUND
+from agentlightning.console.playground import ROLE
 from agentlightning.console.render import STATIC, Templates
 from agentlightning.errors import AgentLightningError
 from agentlightning.gateway.access import Authentication, cross_site_reason, presented_key
@@ -32,9 +34,11 @@ MAX_LOGIN_BYTES = 16_384
 LOGIN = "/login"
 FORM = b"application/x-www-form-urlencoded"
 SERVED = re.compile(
-    r"/(|run|live|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|login|static/[a-z.]+)"
+    r"/(|run|live|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|login|static/[a-z.]+"
+    r"|playground(/(|theme\.css|favicon\.ico|manifest\.json|gradio_api/queue/(join|data)|gradio_api/heartbeat/\w+"
+    r"|(assets|static)(/\w[\w.-]*)+))?)"
 )
-"""Paths that the pages need."""
+"""Paths that the pages need. Gradio also takes uploads, serves files and fetches URLs: nobody gets to those."""
 PUBLIC = frozenset(f"/static/{name}" for name in STATIC)
 """Files of the login page, which say nothing of a store."""
 
@@ -49,6 +53,14 @@ PROTECTION = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+
+
+GRADIO = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; connect-src 'self'; form-action 'self'; "
+    "base-uri 'self'; frame-ancestors 'none'; object-src 'none'"
+)
+"""The policy of the playground: Gradio's page has inline scripts and compiles templates."""
 
 
 def new_sessions(clock: Callable[[], float] = time.monotonic) -> Sessions:
@@ -75,13 +87,13 @@ class Access:
             return None  # nothing here speaks over web sockets
         known = SERVED.fullmatch(scope["path"]) is not None
         refusal = await self._refusal(Request(scope, receive)) if known else PlainTextResponse("no such page", 404)
-        await (self.app if refusal is None else refusal)(scope, receive, _protected(send))
+        await (self.app if refusal is None else refusal)(scope, receive, _protected(send, scope["path"]))
 
     async def _refusal(self, request: Request) -> Response | None:
         """The response to a request that may not read; None where it may."""
         headers: Headers = list(request.scope["headers"])
         login, local = request.url.path == LOGIN, self.authentication is None
-        reason = _foreign(request.method, headers)
+        reason = _foreign(request.method, headers, FORM if login else b"application/json")
         if local and reason is None:
             reason = cross_site_reason("GET", _without_navigation(request.method, headers))
         if reason is not None:
@@ -91,10 +103,11 @@ class Access:
         if login:
             return await self._login(request)
         given = request.query_params.get("token", "").encode()
-        if local and request.method == "GET" and await self._may_read(given):
+        if local and request.method == "GET" and await self._role(given):
             place = request.url.remove_query_params("token").replace(scheme="", netloc="")
             return self._entered(request, given, str(place))
-        if await self._may_read(self._presented(headers)):
+        if role := await self._role(self._presented(headers)):
+            request.scope[ROLE] = role
             return None
         if request.method == "GET" and b"text/html" in dict(headers).get(b"accept", b""):
             return self._login_page("", 401)
@@ -114,15 +127,15 @@ class Access:
         session = jar.get(self.cookie)
         return (self.sessions.get(session.value, b"") if session else b"") or presented_key(headers)
 
-    async def _may_read(self, key: bytes) -> bool:
-        """True for the console's own token; elsewhere for the server's key, and for tokens that read all runs."""
+    async def _role(self, key: bytes) -> str:
+        """``admin`` of the console's own token or the server's key, ``reader`` of tokens that read all runs, else ''."""
         if not key or self.authentication is None:
-            return bool(self.token) and hmac.compare_digest(key, self.token.encode())
+            return "admin" if self.token and hmac.compare_digest(key, self.token.encode()) else ""
         try:
             caller = await self.authentication.caller([(b"authorization", b"Bearer " + key)])
         except AgentLightningError:  # unknown; or a token, where the console itself may not look tokens up
-            return False
-        return caller.role in ("admin", "reader") and caller.run_id is None
+            return ""
+        return caller.role if caller.role in ("admin", "reader") and caller.run_id is None else ""
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
@@ -133,7 +146,7 @@ class Access:
             if len(body) > MAX_LOGIN_BYTES:
                 return self._login_page("expected a key, got too much", 413)
         key = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0].strip().encode()
-        if not await self._may_read(key):
+        if not await self._role(key):
             return self._login_page(f"this key opens nothing here: give the {self._wanted}, of all runs", 401)
         return self._entered(request, key, "/")
 
@@ -159,8 +172,11 @@ def _without_navigation(method: str, headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if name != b"sec-fetch-site"]
 
 
-def _foreign(method: str, headers: Headers) -> str | None:
-    """The reason why a form could be another site's; None if it cannot: other sites cannot hide their Origin."""
+def _foreign(method: str, headers: Headers, expected: bytes) -> str | None:
+    """The reason why a request with a session could be another site's; None if it cannot.
+
+    Other sites cannot send JSON without asking first, nor hide their Origin; with a name of their own they have no cookie.
+    """
     if method in ("GET", "HEAD"):
         return None
     given = dict(headers)
@@ -168,12 +184,13 @@ def _foreign(method: str, headers: Headers) -> str | None:
     if origin and origin.partition(b"://")[2] != host:
         return f"Origin: expected {host.decode('latin-1')!r:.80}, got {origin.decode('latin-1')!r:.80}"
     content_type = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    return None if content_type == FORM else f"Content-Type: expected {FORM.decode()}"
+    return None if content_type == expected else f"Content-Type: expected {expected.decode()}"
 
 
-def _protected(send: Send) -> Send:
+def _protected(send: Send, path: str) -> Send:
     """Adds the headers that keep a page from being framed, and from loading anything from elsewhere."""
-    added = [(name.encode(), value.encode()) for name, value in PROTECTION.items()]
+    policy = {"content-security-policy": GRADIO} if path.startswith(PLAYGROUND) else {}
+    added = [(name.encode(), value.encode()) for name, value in (PROTECTION | policy).items()]
 
     async def protected(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.console.pages.advice import bottlenecks_page, suggestions_page
 from agentlightning.console.pages.compare import compare_page
@@ -21,6 +22,7 @@ from agentlightning.console.pages.replay import replay_page
 from agentlightning.console.pages.rewards import rewards_page
 from agentlightning.console.pages.rollouts import rollouts_page, side_page
 from agentlightning.console.pages.runs import alerts_page, choose_page, live_part, run_page, runs_page
+from agentlightning.console.playground import PATH as PLAYGROUND
 from agentlightning.console.reader import Reader
 from agentlightning.console.render import STATIC, Page, Query, Templates, first, mark
 from agentlightning.errors import AgentLightningError
@@ -57,9 +59,11 @@ MAX_PICKED = 30
 MIN_COMPRESSED_BYTES = 2000
 
 
-def create_app(reader: Reader, templates: Templates) -> FastAPI:
-    """The pages over a reader."""
+def create_app(reader: Reader, templates: Templates, playground: ASGIApp | None = None) -> FastAPI:
+    """The pages over a reader. playground: what serves all below its path, which is not taken from its requests."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    if playground is not None:
+        app.add_middleware(Aside, path=PLAYGROUND, aside=playground)
     app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=5)
 
     async def page(request: Request) -> Response:
@@ -89,6 +93,17 @@ def create_app(reader: Reader, templates: Templates) -> FastAPI:
     for path in PATHS:
         app.add_api_route(path, page, methods=["GET"])
     return app
+
+
+class Aside:
+    """Gives requests at or below a path to another application."""
+
+    def __init__(self, app: ASGIApp, path: str, aside: ASGIApp) -> None:
+        self._app, self._path, self._aside = app, path, aside
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        below = scope["type"] == "http" and scope["path"].startswith(self._path)
+        await (self._aside if below else self._app)(scope, receive, send)
 
 
 async def draw(reader: Reader, templates: Templates, path: str, query: Query) -> tuple[str, int]:

@@ -46,7 +46,8 @@ class Page:
 class Templates:
     """The templates of the console, compiled once."""
 
-    def __init__(self) -> None:
+    def __init__(self, playground: bool = False) -> None:
+        """playground: pages lead to it."""
         self._environment = Environment(
             loader=PackageLoader("agentlightning.console"),
             autoescape=True,
@@ -59,7 +60,7 @@ class Templates:
         self._environment.filters |= {one.__name__: one for one in filters}
         self.static = {name: files("agentlightning.console").joinpath("static", name).read_bytes() for name in STATIC}
         version = hashlib.blake2b(b"".join(self.static.values()), digest_size=6).hexdigest()
-        self._environment.globals |= {"url": url, "version": version}
+        self._environment.globals |= {"url": url, "version": version, "playground": playground}
 
     def draw(self, template: str, **values: Any) -> str:
         """The template with these values."""

@@ -14,7 +14,7 @@ from agentlightning.store.server_keys import KEY_VARIABLE, client_key, key_path,
 
 END_TIMEOUT_S = 3
 """Seconds that open responses get once the console is told to end: browsers hold event streams for as long as they look."""
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Variables that keep libraries of this process from asking anybody for anything."""
 TOKEN_VARIABLE = "AGL_CONSOLE_TOKEN"
 """Variable in which a parent hands down the token of the URL that it prints."""
@@ -65,6 +65,7 @@ async def _serve(
 
         from agentlightning.console.access import Access, new_sessions
         from agentlightning.console.app import create_app
+        from agentlightning.console.playground import Playground, is_installed
         from agentlightning.console.render import Templates
     except ModuleNotFoundError as cause:
         raise MissingExtraError(str(cause.name), "server") from cause
@@ -75,11 +76,12 @@ async def _serve(
     async with existing_store(url) as store:
         await store.runs(limit=1)  # a wrong key or address is told here, not in a browser
         authentication = None if token else Authentication(store, asked_key(url))
-        reader, templates = Reader(store), Templates()
+        reader, templates = Reader(store), Templates(is_installed())
+        playground = Playground(reader) if is_installed() else None
         try:
             config = uvicorn.Config(
                 Access(
-                    create_app(reader, templates),
+                    create_app(reader, templates, playground),
                     templates,
                     authentication,
                     new_sessions(),
@@ -98,4 +100,6 @@ async def _serve(
             started()
             await uvicorn.Server(config).serve(sockets=[listener])
         finally:
+            if playground is not None:
+                await playground.close()
             reader.close()
