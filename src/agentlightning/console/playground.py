@@ -114,8 +114,7 @@ class Playground:
         if role != "admin":
             raise InputError("promote: expected the server's key; a reader's token only reads")
         version = await find_model_version(self._reader.store, model)
-        reason = {"by": "the console's playground", "notes": "", "metrics": version.metrics}
-        moved = await self._reader.store.set_alias(version.name, alias.removeprefix("@"), version.number, reason)
+        moved = await self._reader.store.set_alias(version.name, alias.removeprefix("@"), version.number)
         return f"{moved.name}@{moved.alias} is version {moved.number}; before: {moved.previous or 'none'}"
 
 
