@@ -101,11 +101,13 @@ def test_an_episode_is_cut_at_its_calls() -> None:
     assert (outcome.metrics["truncated"], outcome.success) == (1.0, False)
 
 
-def test_both_seats_of_a_game_are_told_apart_where_the_model_plays_them() -> None:
+def test_a_named_opponent_plays_the_other_seat_and_held_out_games_are_against_chance() -> None:
     moves = iter(["[4]", "[0]", "[1]", "[7]", "[2]", "[6]", "[3]", "[5]", "[8]"])
-    outcome, requests = play("textarena:TicTacToe-v0?opponent=self", lambda request: next(moves))
-    assert outcome.metrics["invalid_move"] == 0.0
-    assert len({request["messages"][0]["content"] for request in requests}) == 2
+    result, requests = play("textarena:TicTacToe-v0?opponent=rival", lambda request: next(moves))
+    assert result.metrics["invalid_move"] == 0.0
+    assert [request["model"] for request in requests[:4]] == ["local", "rival", "local", "rival"]
+    (held_out,) = open_environment("textarena:TicTacToe-v0?opponent=rival").tasks("val", 1, 0)
+    assert held_out["opponent"] == "random"
 
 
 def test_a_random_opponent_makes_legal_moves() -> None:

@@ -20,7 +20,7 @@ from agentlightning.runner.agent import LLM
 
 OPEN_TIMEOUT_S = 300.0
 """Seconds that a task has until it asks the model for the first time; containers are slow to start."""
-SEEDS = ("seed", "seat", "index", "split", "limit")
+SEEDS = ("seed", "seat", "opponent", "index", "split", "limit")
 """Fields of a row that say how its content is made, and are none of it."""
 REPLY = "[0]"
 """The answer of a check's model where no tool is offered."""

@@ -19,7 +19,6 @@ from agentlightning.errors import AgentError, InfrastructureError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import LLM
 
-AGENT_HEADER = "x-agl-agent"
 MAX_UNREADABLE = 2
 """Actions in a row that the environment cannot read: the first is answered with the reason, the next ends the episode."""
 
@@ -84,8 +83,7 @@ async def play_episode(
     """Play until the episode is over, the model has made `max_calls` calls or its context is full (``truncated`` is then
     1), or two actions in a row could not be read.
 
-    opponents: the players of seats that are not the model's. Where the model has several seats, its calls are those of the
-    agents ``seat-0``, ``seat-1`` …, so that credit tells them apart.
+    opponents: the players of seats that are not the model's.
     """
     table = _Table(episode, llm, opponents or {})
     observation = await episode.start()
@@ -121,6 +119,8 @@ def model_opponent(llm: LLM, model: str) -> Opponent:
 
     async def act(messages: Sequence[JSON]) -> str:
         answer = await _complete(llm, {"model": model, "messages": list(messages)})
+        if answer is None:
+            raise InfrastructureError(f"the opponent {model!r} has no room left in its context")
         return str(answer["choices"][0]["message"].get("content") or "")
 
     return act
@@ -175,7 +175,7 @@ class _Table:
         body: JSON = {"model": self._llm.model, "messages": talk}
         if self._episode.tools:
             body["tools"] = list(self._episode.tools)
-        answer = await _complete(self._llm, body, f"seat-{seat}" if self._several(seat) else None)
+        answer = await _complete(self._llm, body)
         if answer is None:
             self.truncated = True
             return None
@@ -186,10 +186,6 @@ class _Table:
         talk.append(kept)
         self._pending[seat] = [str(use["id"]) for use in uses]
         return _action(message), str(answer["id"])
-
-    def _several(self, seat: int) -> bool:
-        """True where the model plays more than this seat."""
-        return any(other != seat and other not in self.opponents for other in self._talks)
 
 
 def _opening(system: str) -> list[JSON]:
@@ -208,9 +204,9 @@ def _action(message: JSON) -> Action:
     return Action(text=text)
 
 
-async def _complete(llm: LLM, body: JSON, agent: str | None = None) -> Any:
+async def _complete(llm: LLM, body: JSON) -> Any:
     """A chat completion; None where the prompt fills the context or the attempt's limits end it."""
-    headers = {"authorization": f"Bearer {llm.api_key}"} | ({AGENT_HEADER: agent} if agent is not None else {})
+    headers = {"authorization": f"Bearer {llm.api_key}"}
     try:
         answer = await llm.http_client.post(f"{llm.base_url}/chat/completions", json=body, headers=headers)
     except Exception as cause:  # of httpx or httpx2, whichever is installed

@@ -1,8 +1,8 @@
 """TextArena: the kind ``textarena:ID?players=2&opponent=random``. Text games for one to six seats.
 
-Options: players (seats, by default the fewest that the game takes), opponent (who plays the other seats: "random", the name
-of a policy or external model, or "self": the trained model plays all seats), seat (the model's; by default it alternates
-by task), max_calls, and the game's own. A task is a seed.
+Options: players (seats, by default the fewest that the game takes), opponent (the player of the other seats: "random", or
+the name of a policy or external model), val_opponent (the same on held-out tasks, "random" by default), seat (the model's;
+by default it alternates by task), max_calls, and the game's own. A task is a seed.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ class TextArena:
         *,
         players: int | None = None,
         opponent: str = "random",
+        val_opponent: str = "random",
         seat: int | None = None,
         max_calls: int = 64,
         **options: Any,
     ) -> None:
         self._name = name.removesuffix("-raw")
         self._options = options
-        self._opponent = opponent
+        self._opponents: dict[Split, str] = {"train": opponent, "val": val_opponent}
         self._seat = seat
         self._max_calls = max_calls
         own = _OwnRandom(0)
@@ -65,15 +66,16 @@ class TextArena:
 
     def tasks(self, split: Split, limit: int, seed: int) -> Iterator[JSON]:
         for one in seeds(split, limit, seed):
-            yield {"seed": one, "seat": one % self._players if self._seat is None else self._seat}
+            seat = one % self._players if self._seat is None else self._seat
+            others = {"opponent": self._opponents[split]} if self._players > 1 else {}
+            yield {"seed": one, "seat": seat, **others}
 
     async def play(self, task: JSON, llm: LLM) -> EpisodeResult:
         game = _Game(self._name, self._players, task, self._options)
         opponents: dict[int, Opponent] = {}
-        for seat in range(self._players):
-            if seat != task["seat"] and self._opponent != "self":
-                chosen = random_opponent(task["seed"] + seat + llm.seed)
-                opponents[seat] = chosen if self._opponent == "random" else model_opponent(llm, self._opponent)
+        for seat in {*range(self._players)} - {task["seat"]}:
+            chance = random_opponent(task["seed"] + seat + llm.seed)
+            opponents[seat] = chance if task["opponent"] == "random" else model_opponent(llm, task["opponent"])
         return await play_episode(game, llm, max_calls=self._max_calls, opponents=opponents)
 
     def close(self) -> None:
