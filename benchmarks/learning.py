@@ -12,6 +12,8 @@
     feedback          a served model learns from its users' feedback, or from a coin flip
     prompts           searches for prompts against training the weights, with the same number of rollouts
     forks             forked rollouts repeat their record, save tokens, and an agent that acts by chance is caught
+    environments-gymnasium, environments-textarena, environments-reasoning-gym
+                      environments by name: a tiny model that imitated a bad player, against a random reward
     credit-retrieval, credit-relay, credit-corridor, credit-sql
                       every credit rule at equal compute
 
@@ -54,6 +56,7 @@ EXAMPLES = (
 )
 MODULES = {
     "async": "asynchronous",
+    **{f"environments-{kind}": "environments" for kind in ("gymnasium", "textarena", "reasoning-gym")},
     "feedback": "feedback",
     "forks": "forks",
     "prompts": "prompts",

@@ -95,3 +95,13 @@ def test_an_environment_of_ones_own_trains_is_checked_and_closed(model: Path, tm
     rows = train(tmp_path, model, "grid.py:Grid?length=8", "--set", "env.options.length=9")
     assert [row["rollout/count"] for row in rows if row["kind"] == "step"] == [4, 4]
     assert (tmp_path / "closed").exists()
+
+
+@pytest.mark.slow
+def test_one_part_of_an_environment_can_be_replaced(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "grid.py").write_text(GRID)
+    (tmp_path / "judge.py").write_text("def reward(task, result):\n    return 3.0 + result.output['reward']\n")
+    (tmp_path / "mine.jsonl").write_text('{"start": 1}\n')
+    rows = train(tmp_path, model, "grid.py:Grid?length=8", "--reward", "judge.py:reward", "--val", "mine.jsonl")
+    assert all(row["eval/greedy/reward_mean"] >= 3.0 for row in rows if row["kind"] == "eval/greedy")
+    assert {row["eval/greedy/tasks"] for row in rows if row["kind"] == "eval/greedy"} == {1}

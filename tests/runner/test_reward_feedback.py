@@ -67,3 +67,15 @@ async def test_an_agent_gives_feedback_beside_its_own_reward(bench: Bench) -> No
     assert "the agent's feedback: expected a text, got int 3" in str(failed.error)
     done = await settled(bench, lambda task, llm: {"score": 0.25, "feedback": "no source named"})
     assert (done.reward, await read_feedback(bench.store, [done])) == (0.25, ["no source named"])
+
+
+async def test_an_agent_may_return_its_reward_as_an_object_which_a_reward_function_replaces(bench: Bench) -> None:
+    async def solve(task: Any, llm: Any) -> dict[str, Any]:
+        return {"reward": 0.25, "success": False}
+
+    own = await settled(bench, solve)
+    with ThreadPoolExecutor(1) as threads:
+        replaced = await settled(
+            bench, solve, reward=FunctionScorer(lambda task, result: result.output["reward"] * 2, threads)
+        )
+    assert (own.reward, replaced.reward) == (0.25, 0.5)

@@ -9,13 +9,14 @@ from agentlightning.runner.agent import LLM, emit_reward
 
 
 class EnvironmentAgent:
-    """Plays tasks of one environment: ``(task, llm) -> reward``. Success, metrics and rewards of steps are emitted."""
+    """Plays tasks of one environment: ``(task, llm) -> {"reward", "success"}``, which a reward function of the run sees as
+    the output and replaces. Success, metrics and rewards of steps are emitted."""
 
     def __init__(self, name: str) -> None:
         self._environment = open_environment(name)
         self._name = name
 
-    async def __call__(self, task: JSON, llm: LLM) -> float:
+    async def __call__(self, task: JSON, llm: LLM) -> JSON:
         played = await self._environment.play(task, llm)
         outcome = played if isinstance(played, EpisodeResult) else EpisodeResult(reward=played)
         if isinstance(outcome.reward, bool) or not isinstance(outcome.reward, int | float):
@@ -26,7 +27,7 @@ class EnvironmentAgent:
             emit_reward(float(outcome.success), name="success")
         for metric, value in outcome.metrics.items():
             emit_reward(value, name=metric)
-        return float(outcome.reward)
+        return {"reward": float(outcome.reward), "success": outcome.success}
 
     def close(self) -> None:
         """Ends what the environment started."""

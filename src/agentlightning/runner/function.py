@@ -68,9 +68,9 @@ class FunctionRunner:
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         output = await invoke(self._agent, self._threads, claim.rollout.task, llm)
         is_output = self._scored and (isinstance(output, str | bytes) or not hasattr(output, "__float__"))
-        if isinstance(output, Mapping) and "feedback" in output and not self._scored:
+        if isinstance(output, Mapping) and not self._scored and {"feedback", "reward"} & output.keys():
             reward = output.get("reward", output.get("score"))
-            return AgentOutput(output=output, reward=reward, feedback=output["feedback"])
+            return AgentOutput(output=output, reward=reward, feedback=output.get("feedback"))
         return AgentOutput(output=output, reward=None if is_output else output)
 
 
