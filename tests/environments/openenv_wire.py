@@ -92,7 +92,8 @@ def answer(game: Guessing, tools: bool, message: JSON) -> JSON:
         return observed({"metadata": {}, "tools": [GUESS], "error": None}, None, False)
     called = {"metadata": {}, "tool_name": data["tool_name"], "result": None}
     if not isinstance(data["arguments"].get("number"), int):
-        return observed(called | {"error": {"error_type": "invalid_args", "message": "invalid arguments"}}, None, False)
+        message = "1 validation error for call[guess]\nnumber\n  Input should be a valid integer"
+        return observed(called | {"error": {"error_type": "execution_error", "message": message}}, None, False)
     seen, reward, done = game.guess(data["arguments"]["number"])
     result = {"content": [{"type": "text", "text": seen["hint"]}], "data": seen["hint"], "is_error": False}
     return observed(called | {"result": result, "error": None}, reward, done)

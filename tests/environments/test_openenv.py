@@ -12,12 +12,14 @@ from pathlib import Path
 
 import orjson
 import pytest
+from test_training import train
 
 from agentlightning.environments.base import Environment, EpisodeResult, open_environment
 from agentlightning.environments.checks import check_openings, check_outcome, tool_call
 from agentlightning.environments.local_model import local_models
 from agentlightning.errors import ConfigError, DataError, InfrastructureError
 from agentlightning.records import JSON
+from agentlightning.testing.contract_model import write_contract_model
 from agentlightning.testing.environment_contract import *  # noqa: F403
 
 HERE = Path(__file__).parent
@@ -50,7 +52,7 @@ def environment_name(request: pytest.FixtureRequest, server: str) -> str:
     return f"{server}/{request.param}"
 
 
-def guess(request: JSON, number: int) -> JSON:
+def guess(request: JSON, number: object) -> JSON:
     return tool_call(request, request["tools"][0]["function"]["name"], {"number": number})
 
 
@@ -119,13 +121,16 @@ def test_each_step_has_its_reward_and_the_server_ends_the_episode(server: str, e
     assert not any(one.metrics["truncated"] or one.metrics["unrewarded"] for one in results)
 
 
-def test_an_action_that_the_schema_refuses_is_answered_with_the_reason(server: str, environment_name: str) -> None:
-    wrong = "no number"
-    (result,), requests = play(
-        environment_name, lambda request: tool_call(request, request["tools"][0]["function"]["name"], {"number": wrong})
-    )
+def test_an_action_that_the_schema_refuses_is_answered_with_the_reason(server: str) -> None:
+    (result,), requests = play(f"{server}/guessing", lambda request: guess(request, "none"))
     assert (result.metrics["invalid"], result.reward) == (2.0, 0.0)
-    assert any(word in requests[1]["messages"][-1]["content"] for word in ("number", "argument"))
+    assert requests[1]["messages"][-1]["content"].startswith("Invalid message: number: Input should be a valid integer")
+
+
+def test_an_error_of_an_mcp_tool_is_shown_to_the_model(server: str) -> None:
+    (result,), requests = play(f"{server}/tools?max_calls=2", lambda request: guess(request, "none"))
+    assert (result.metrics["invalid"], result.metrics["truncated"], result.reward) == (0.0, 1.0, 0.0)
+    assert "validation error" in requests[1]["messages"][-1]["content"]
 
 
 def test_words_instead_of_a_tool_are_answered_with_its_name(server: str) -> None:
@@ -222,6 +227,14 @@ def test_a_server_that_drops_the_seed_is_refused(server: str) -> None:
 def test_a_server_that_never_gives_a_reward_is_noticed(server: str) -> None:
     warnings = checked(lambda environment, rows: check_outcome(environment, rows[0]), f"{server}/unrewarded")
     assert warnings == ["an episode ended without any reward, which counts as 0: give --reward if that is always so"]
+
+
+@pytest.mark.slow
+def test_it_trains_two_steps_as_typed(tmp_path: Path) -> None:
+    model = write_contract_model(tmp_path / "model", context=4096)
+    with serving("wire") as server:
+        rows = train(tmp_path, model, f"{server}/guessing?prompt=Guess the number.")
+    assert [row["rollout/failed"] for row in rows if row["kind"] == "step"] == [0, 0]
 
 
 def test_an_address_without_its_scheme_gets_a_sentence() -> None:

@@ -10,13 +10,14 @@ import argparse
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 
 import httpx
 import orjson
 
 from agentlightning.environments.base import EpisodeResult, Split, open_environment
-from agentlightning.environments.checks import check_openings, check_outcome, check_rows, openings
+from agentlightning.environments.checks import check_openings, check_outcome, check_rows, openings, tool_call
 from agentlightning.environments.local_model import local_models
 from agentlightning.errors import AgentLightningError
 from agentlightning.records import JSON
@@ -79,9 +80,11 @@ async def _play(options: argparse.Namespace) -> JSON:
         messages = request["messages"]
         for message in messages[shown:]:
             print(f"{message['role']:>9}  {message.get('content') or message.get('tool_calls')}")
+        for tool in request.get("tools", ()) if not shown else ():
+            print(f"     tool  {tool['function']['name']} {orjson.dumps(tool['function']['parameters']).decode()}")
         shown = len(messages) + 1
         if options.url is None:
-            return {"role": "assistant", "content": await asyncio.to_thread(input, "      you  ")}
+            return _message(request, await asyncio.to_thread(input, "      you  "))
         body = request | {"model": options.model}
         async with httpx.AsyncClient(timeout=None) as client:
             reply = await client.post(f"{options.url.rstrip('/')}/chat/completions", json=body)
@@ -97,6 +100,15 @@ async def _play(options: argparse.Namespace) -> JSON:
         return asdict(played if isinstance(played, EpisodeResult) else EpisodeResult(reward=played))
     finally:
         environment.close()
+
+
+def _message(request: JSON, line: str) -> JSON:
+    """The message of a person: a call, where the line is a tool's name and its arguments as JSON, else words."""
+    name, _, arguments = line.strip().partition(" ")
+    if any(tool["function"]["name"] == name for tool in request.get("tools", ())):
+        with suppress(orjson.JSONDecodeError):
+            return tool_call(request, name, orjson.loads(arguments or "{}"))
+    return {"role": "assistant", "content": line}
 
 
 def _parser() -> argparse.ArgumentParser:

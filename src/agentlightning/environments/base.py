@@ -33,6 +33,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "scienceworld": "agentlightning.environments.scienceworld:ScienceWorld",
         "textarena": "agentlightning.environments.textarena:TextArena",
         "textworld": "agentlightning.environments.textworld:TextWorld",
+        "verifiers": "agentlightning.environments.verifiers:Verifiers",
     }
 )
 """The kinds that come with this package."""

@@ -62,6 +62,9 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
         "textworld": Package(
             requirements=("textworld==1.7.0",), module="textworld", example="textworld:?nb_rooms=3&quest_length=3"
         ),
+        "verifiers": Package(
+            requirements=("verifiers==0.4.0", "uv==0.13.9"), module="verifiers", example="verifiers:./my-taskset"
+        ),
     }
 )
 """By kind. One that is not here needs no package of its own, or is somebody else's plug-in."""
