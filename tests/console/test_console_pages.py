@@ -9,7 +9,9 @@ import pytest
 from console_scene import ATTACKS, GROUP, STEPS, TEMPLATES, check_harmless, shown
 
 from agentlightning.analysis.bottlenecks import read_bottlenecks
+from agentlightning.analysis.intervals import Interval
 from agentlightning.console.app import PATHS, draw, view
+from agentlightning.console.pages.models import _ranked
 from agentlightning.console.pages.replay import head
 from agentlightning.console.pages.runs import live_part
 from agentlightning.console.reader import Reader
@@ -17,6 +19,7 @@ from agentlightning.errors import InputError, NotFoundError, StoreError, printab
 from agentlightning.records import Fork, Metric, Rollout
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.models import ModelVersion
+from agentlightning.store.templates import CandidateRecord
 from agentlightning.trainer.run_lease import LEASE
 
 
@@ -280,6 +283,15 @@ async def test_registered_versions_are_shown_with_their_aliases(reader: Reader) 
     assert "support@2 with a held-out reward of .50 [.40, .60]" in page.text
     assert "@production" in page.text
     assert ATTACKS[0] in page.text
+
+
+def test_candidates_of_a_search_are_paired_with_its_start_over_the_tasks_of_both() -> None:
+    found = [CandidateRecord(number=number, texts={"p": str(number)}) for number in (0, 1, None)]
+    rewards = {0: {1: 0.0, 2: 0.5, 3: 0.5}, 1: {1: 0.5, 2: 1.0, 9: 0.0}}
+    best, start, refused = _ranked(found, rewards)
+    assert (best.record.number, best.against_start) == (1, Interval(0.5, 0.5, 0.5, 2))
+    assert (start.record.number, start.against_start) == (0, None)
+    assert (refused.record.number, refused.rewards) == (None, [])
 
 
 async def test_a_prompt_is_shown_with_its_difference_from_its_parent(reader: Reader) -> None:

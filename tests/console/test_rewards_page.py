@@ -78,6 +78,7 @@ async def test_another_credit_rule_is_tried_on_the_latest_step_without_being_ask
 async def test_a_reward_is_explained_beside_what_the_step_recorded(reader: Reader) -> None:
     best = await a_rollout(reader)
     page = await shown(reader, view="explain", rollout=best.id)
+    assert "credit uniform: R for each transition\n" in page.text  # and no other rollout's numbers
     assert "advantage grpo: (credit - mean of the rewards) / (standard deviation" in page.text
     assert f"It earned 1.00, and its group of {GROUP} earned .50 on average" in page.text
     assert page.text.count(BEST) == 2 * 3  # of two calls: in words, computed and recorded

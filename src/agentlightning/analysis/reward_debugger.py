@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -417,8 +418,9 @@ def _compared_with(algorithm: LightningRL, call: CallAdvantage) -> str:
 
 
 def _summary(function: object) -> str:
-    """The first paragraph of what a function says of itself."""
-    return " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+    """The first paragraph of what a function says of itself, without the worked example: the lines have their own."""
+    text = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+    return re.split(r": (?=a rollout of|three calls|\[)", text)[0]
 
 
 def _sign(number: float | None) -> int:

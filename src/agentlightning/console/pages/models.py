@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from agentlightning.analysis.intervals import Interval, paired_bootstrap
 from agentlightning.console.reader import Reader
 from agentlightning.console.render import Page, Query, first, json_text, whole
 from agentlightning.errors import ConfigError, InputError, MissingExtraError
@@ -17,6 +19,8 @@ from agentlightning.store.templates import CandidateRecord, read_candidates, val
 
 MAX_ROWS = 200
 """Versions that are listed, the newest; a run publishes one a step."""
+MAX_PAIRED = 20
+"""Candidates that are compared with the start: each takes a bootstrap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,16 @@ class Registered:
         """Mean, low and high of its held-out reward, as it was registered."""
         metrics = self.version.metrics
         return metrics.get("eval/greedy/reward") or metrics.get("eval/sampled/reward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A proposal of a search and its rewards on validation tasks."""
+
+    record: CandidateRecord
+    rewards: list[float]
+    against_start: Interval | None
+    """The mean difference from the start, over the tasks that both were tried on."""
 
 
 async def models_page(reader: Reader, run: Run, query: Query) -> Page:
@@ -77,16 +91,26 @@ async def prompts_page(reader: Reader, run: Run, query: Query) -> Page:
     return Page(template="prompts.html", title="Prompts", values=values, run=run)
 
 
-async def _candidates(reader: Reader, run: Run) -> list[tuple[CandidateRecord, list[float]]]:
-    """The candidates of the run's search, where it is one, each with its rewards on validation tasks."""
+async def _candidates(reader: Reader, run: Run) -> list[Candidate]:
+    """The candidates of the run's search, where it is one, the best first."""
     found = await read_candidates(reader.store, run.id)
     if not found:
         return []
     async with reader.analyses:
         rewards = await validation_rewards(reader.store, run.id)
-    own = [[] if one.number is None else list(rewards.get(one.number, {}).values()) for one in found]
-    pairs = list(zip(found, own, strict=True))[:MAX_ROWS]
-    return sorted(pairs, key=lambda pair: -statistics.fmean(pair[1]) if pair[1] else float("inf"))
+        return await asyncio.to_thread(_ranked, found, rewards)
+
+
+def _ranked(found: Sequence[CandidateRecord], rewards: Mapping[int, Mapping[int, float]]) -> list[Candidate]:
+    """The best first, with their differences from the texts that the search started from, over the tasks of both."""
+    own = [({} if one.number is None else rewards.get(one.number, {})) for one in found]
+    order = sorted(range(len(found)), key=lambda place: -statistics.fmean(own[place].values()) if own[place] else 1.0)
+    start, ranked = rewards.get(0, {}), list[Candidate]()
+    for rank, place in enumerate(order[:MAX_ROWS]):
+        both = [own[place][task] - start[task] for task in own[place] if task in start]
+        paired = paired_bootstrap(both) if rank < MAX_PAIRED and found[place].number else None
+        ranked.append(Candidate(record=found[place], rewards=list(own[place].values()), against_start=paired))
+    return ranked
 
 
 def _promotion(shown: Resource, found: Sequence[Resource]) -> str:
