@@ -48,6 +48,23 @@ def paired_bootstrap(differences: Sequence[float], seed: int = 0) -> Interval | 
     return Interval(statistics.fmean(differences), cuts[0], cuts[-1], count)
 
 
+def wilson(successes: int, count: int) -> Interval:
+    """The share of successes with Wilson's score interval, which holds for few trials and shares near 0 and 1.
+
+    Wilson 1927.
+
+    >>> found = wilson(0, 4)
+    >>> round(found.low, 3), round(found.high, 3)
+    (0.0, 0.49)
+    """
+    if not count:
+        return Interval(math.nan, 0.0, 1.0, 0)
+    share, square = successes / count, Z * Z
+    centre = (share + square / (2 * count)) / (1 + square / count)
+    width = Z / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
+    return Interval(share, max(0.0, centre - width), min(1.0, centre + width), count)
+
+
 def exact_mcnemar(better: int, worse: int) -> float:
     """The two-sided p-value of McNemar's exact test: of pairs that differ, as many or more fall to one side by chance.
 

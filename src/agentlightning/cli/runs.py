@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agentlightning.analysis.bottlenecks import BottleneckReport, Lane
     from agentlightning.analysis.compare import RunComparison
     from agentlightning.analysis.suggestions import EarlierRun, Suggestions
+    from agentlightning.analysis.task_rates import TaskReport
     from agentlightning.records import Call, Run, RunSize
     from agentlightning.store.base import LightningStore
     from agentlightning.store.retention import Keep
@@ -142,10 +143,26 @@ def show_run(
             show_default="10",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --bottlenecks: print one JSON object.")] = False,
+    tasks: Annotated[
+        bool, typer.Option("--tasks", help="Show how often each task was solved: never, sometimes, always.")
+    ] = False,
+    tag: Annotated[
+        str | None, typer.Option("--tag", metavar="FIELD", help="With --tasks: also by the values of this field.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --bottlenecks or --tasks: print one JSON object.")
+    ] = False,
     store: Store = None,
 ) -> None:
     """Show a run: its settings, rollouts by state, checkpoints, latest metrics and warnings."""
+    if tag is not None and not tasks:
+        raise ConfigError("--tag: expected --tasks with it")
+    if tasks:
+        from agentlightning.analysis.task_rates import read_task_rates
+
+        rates = with_store(store, lambda opened: read_task_rates(opened, run, tag))
+        print_json(rates) if as_json else print_task_rates(rates, tag)
+        return
     if bottlenecks:
         from agentlightning.analysis.bottlenecks import read_bottlenecks
 
@@ -153,8 +170,33 @@ def show_run(
         print_json(found) if as_json else _print_bottlenecks(found)
         return
     if as_json or latest is not None:
-        raise ConfigError(f"{'--json' if as_json else '--steps'}: expected --bottlenecks with it")
+        wanted = "--bottlenecks or --tasks" if as_json else "--bottlenecks"
+        raise ConfigError(f"{'--json' if as_json else '--steps'}: expected {wanted} with it")
     with_store(store, lambda opened: _show_drift(opened, run) if drift else _show_run(opened, run))
+
+
+SHOWN_TASKS = 20
+
+
+def print_task_rates(found: TaskReport, tag: str | None = None) -> None:
+    """Prints how many tasks were never, sometimes and always solved, and the hardest of them."""
+    if not found.tasks:
+        say("no training rollout has finished yet")
+        return
+    from agentlightning.analysis.task_rates import KINDS
+
+    head = (tag or "tasks", *KINDS, "tries", "solved")
+    rows = [(one.tag or "all", *(str(one.tasks[kind]) for kind in KINDS), str(one.rate.n)) for one in found.tags]
+    print_columns([head, *((*row, interval(one.rate, ".2f")) for row, one in zip(rows, found.tags, strict=True))])
+    say()
+    shown = [("task", "kind", "tries", "solved", "at first", "at last")]
+    for one in found.tasks[:SHOWN_TASKS]:
+        (_, first, of_first), (_, last, of_last) = one.steps[0], one.steps[-1]
+        counts = f"{first} of {of_first}", f"{last} of {of_last}"
+        shown.append((one.title[:60], one.kind, str(one.rate.n), interval(one.rate, ".2f"), *counts))
+    print_columns(shown)
+    if len(found.tasks) > SHOWN_TASKS:
+        say(f"and {len(found.tasks) - SHOWN_TASKS} easier ones; --json prints all")
 
 
 async def _show_run(store: LightningStore, run: str) -> None:

@@ -94,7 +94,16 @@ def check(
     tasks: Tasks = None,
     reward: Reward = None,
     model: Model = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Training tasks for the base success.")] = 32,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", min=1, help="Training tasks for the base success.", show_default="32; with --attempts all"
+        ),
+    ] = None,
+    attempts: Annotated[
+        int | None,
+        typer.Option("--attempts", min=2, help="Try each task so often: pass rates, which training reads again."),
+    ] = None,
     settings: Settings = None,
     store: Store = None,
     runs: Runs = Path("runs"),
@@ -111,7 +120,8 @@ def check(
         def show(one: ShownRollout) -> None:
             print_rollout(display.console, one.rollout, one.attempts, one.calls, one.rewards, feedback=one.feedback)
 
-        return check_agent(loaded, folder, display, limit, show)
+        most = limit if attempts else limit or 32
+        return check_agent(loaded, folder, display, most, show, attempts or 1)
 
     done = run_shown(f"check {config or loaded.source_name}", runs, work)
     if done.failure is not None:
@@ -119,6 +129,7 @@ def check(
     side_calls = done.side_calls if done.trains else None
     for note in filter(None, (side_calls, *done.causes, done.warning, done.privacy_note)):
         say(f"note: {note}", style="yellow")
+    kinds = _print_rates(done) if attempts else {}
     used = [used_tokens(call) for call in done.calls]
     print_json(
         {
@@ -130,8 +141,24 @@ def check(
             "base_success": done.success,
             "tasks": done.tasks,
         }
+        | kinds
         | ({} if done.speed is None else done.speed.figures)
     )
+
+
+def _print_rates(done: CheckResult) -> dict[str, int]:
+    """Prints the pass rates of a check, and which tasks a cut would leave out; returns how many there are of each kind."""
+    from agentlightning.analysis.task_rates import task_rates
+    from agentlightning.cli.runs import print_task_rates
+
+    found = task_rates(done.rollout.run_id, done.rollouts)
+    kinds = found.tags[0].tasks
+    print_task_rates(found)
+    say(
+        f"of {len(found.tasks)} tasks {kinds['sometimes']} have something to compare; a cut leaves out the {kinds['never']} "
+        f"never and the {kinds['always']} always solved. Training with data.sampler = 'learnability' begins with these rates"
+    )
+    return kinds
 
 
 def evaluate(

@@ -79,6 +79,9 @@ class DataConfig(Table):
     """Tasks: a .jsonl, .csv or .parquet file, ``hub:NAME[:SPLIT]``, or a Python callable ``file.py:name``."""
     from_run: tuple[str, ...] = ()
     """Runs in the same store whose recorded training rollouts are learned from, in place of tasks."""
+    sampler: str = "uniform"
+    """Draw of the training tasks: uniform (each once an epoch), learnability (by p (1 - p) of their pass rates p, with decay
+    and exploration), or ``file.py:name``."""
     val: str | None = None
     """Held-out tasks, never trained on."""
     private: tuple[str, ...] = ()
@@ -93,6 +96,10 @@ class DataConfig(Table):
     def _one_source(self) -> Self:
         if self.train is None and not self.from_run:
             raise ValueError("give either train (tasks) or from_run (recorded runs)")
+        if self.sampler not in ("uniform", "learnability") and ":" not in self.sampler:
+            raise ValueError(f"sampler: expected uniform, learnability or file.py:name, got {self.sampler!r}")
+        if self.sampler != "uniform" and self.from_run and self.train is None:
+            raise ValueError("sampler: has no effect without train, the tasks to draw from")
         return self
 
 

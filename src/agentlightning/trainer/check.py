@@ -60,6 +60,8 @@ class CheckResult(ShownRollout):
     """Tasks that this rests on."""
     spread: float
     """Between the highest and the lowest of those rewards."""
+    rollouts: Sequence[Rollout] = ()
+    """All of them."""
     trains: bool = True
     """False for an external model."""
     shared_fields: Sequence[str] = ()
@@ -190,11 +192,12 @@ async def check_agent(
     config: Config,
     folder: RunFolder,
     progress: Progress,
-    tasks: int,
+    tasks: int | None,
     show: Callable[[ShownRollout], None] | None = None,
+    attempts: int = 1,
 ) -> CheckResult:
-    """One rollout on the first training task, which `show` gets at once, then the base success over the first `tasks` ones.
-    No learner is started; the speed of its updates is estimated."""
+    """One rollout on the first training task, which `show` gets at once, then the base success over the first `tasks` ones
+    (None: all), each tried so many times. No learner is started; the speed of its updates is estimated."""
     config = await with_environment(config, folder, progress.note)
     source = _source(config, "train")
     models: Mapping[str, FoundModel] = {}
@@ -237,7 +240,8 @@ async def check_agent(
             rewards=shown.rewards,
             feedback=shown.feedback,
             success=solved.get("success_mean", sum(earned) / len(earned)),
-            tasks=len(earned),
+            tasks=len({rollout.group_id for rollout in rollouts if rollout.judged}),
+            rollouts=rollouts,
             spread=max(earned) - min(earned),
             trains=trains,
             shared_fields=shared_fields(config, rows[0]),

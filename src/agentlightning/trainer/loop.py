@@ -29,6 +29,7 @@ from agentlightning.trainer.load_trajectories import DISCARDED, LoadedTrajectori
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import Opponents, TrainedPolicy, publish
+from agentlightning.trainer.probe import probe_tries
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.scheduler import (
     GroupScheduler,
@@ -39,6 +40,7 @@ from agentlightning.trainer.scheduler import (
     TreeSampler,
 )
 from agentlightning.trainer.step import CreditRecorder, StepPlan, StepPlanner
+from agentlightning.trainer.task_sampler import SampledTasks, load_sampler
 
 MAX_LEARNERS_LOST = 3
 """Learners lost in a row, without a step that was never reached before, after which it is no accident."""
@@ -260,6 +262,20 @@ class RLLoop(TrainingLoop):
             trainer=self.config.trainer,
             sampling=Sampling(temperature=model.temperature, max_tokens=model.max_tokens),
             retry=self.retry(),
+            sampled=self._sampled_tasks(),
+        )
+
+    def _sampled_tasks(self) -> SampledTasks | None:
+        sampler = load_sampler(self.config.data.sampler)
+        if sampler is None:
+            return None
+        return SampledTasks(
+            store=self.store,
+            run_id=self.run_id,
+            tasks=self.train,
+            sampler=sampler,
+            seed=self.config.trainer.seed,
+            before=partial(probe_tries, self.store, self.run_id),
         )
 
     @property

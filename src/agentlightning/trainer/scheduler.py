@@ -37,6 +37,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import forks_of, replay_ended, replayable
 from agentlightning.store.gateway_events import NO_CALLS
 from agentlightning.store.scan import by_attempt
+from agentlightning.trainer.task_sampler import SampledTasks
 from agentlightning.training_types import Trajectory
 
 ENQUEUE_BATCH = 2048
@@ -402,7 +403,11 @@ class GroupScheduler:
     retry: RetryPolicy
     trees: TreeSampler | None = None
     """Samples groups as trees. None: their rollouts are independent."""
+    sampled: SampledTasks | None = None
+    """Draws the tasks of a step by what is known of them. None: each once an epoch."""
     _outstanding: dict[int, _Group] = field(default_factory=dict)
+    _step: int = 1
+    """The step that is under way."""
     _next: int = 0
     _read: bool = False
     _order: TaskOrder = field(init=False)
@@ -416,7 +421,7 @@ class GroupScheduler:
         Queues as many as may run ahead before it waits. At the start of a process it first takes the rollouts that ended
         the process before, because nothing could be learned from them.
         """
-        batch = StepBatch()
+        batch, self._step = StepBatch(), step
         if not self._read:
             await self._find()
             self._drop_cancelled(batch, staleness)
@@ -488,17 +493,25 @@ class GroupScheduler:
         begin = self.group_size if self.trees is None else self.trees.tree.roots
         while (missing := wanted - len(self._outstanding)) > 0:
             first, self._next = self._next, self._next + min(missing, at_a_time)
-            new = [one for number in range(first, self._next) for one in self._group(number)[:begin]]
+            tasks = {number: await self._task(number) for number in range(first, self._next)}
+            new = [one for number, task in tasks.items() for one in self._group(number, task)[:begin]]
             # One with an outcome was consumed before: a clock that went back hid its number from `_find`.
             self._hold([rollout for rollout in await self.store.enqueue(new) if rollout.outcome is None])
 
-    def _group(self, number: int) -> list[NewRollout]:
+    async def _task(self, number: int) -> JSON:
+        """Of a group that is queued for the first time."""
+        if self.sampled is None:
+            (position,) = self._order.step(number + 1)
+            return self.tasks[position]
         step, place = divmod(number, self.trainer.tasks_per_step)
-        (position,) = self._order.step(number + 1)
+        return (await self.sampled.draw(step + 1, self._step, self.trainer.tasks_per_step))[place]
+
+    def _group(self, number: int, task: JSON) -> list[NewRollout]:
+        step, place = divmod(number, self.trainer.tasks_per_step)
         return [
             NewRollout(
                 run_id=self.run_id,
-                task=self.tasks[position],
+                task=task,
                 group_id=f"{GROUP}:{step + 1}:{place}",
                 replica=replica,
                 step=step + 1,
@@ -513,7 +526,7 @@ class GroupScheduler:
         if self.trees is None:
             return
         for group in [each for each in self._outstanding.values() if each.left]:
-            if new := await self.trees.next_round(group.rollouts, self._group(group.number)):
+            if new := await self.trees.next_round(group.rollouts, self._group(group.number, group.rollouts[0].task)):
                 self._hold(await self.store.enqueue(new))
 
     def _number(self, rollout: Rollout) -> int:
