@@ -9,6 +9,7 @@
                       the same with a pretrained model, against a random reward, too; experiments.py runs them
     pictures          the picture game: a model with sight learns, and the share of its calls that are exact
     async             asynchronous against synchronous training, with rollouts that last 0.2 to 2 seconds
+    curriculum        tasks drawn by learnability against uniform draws and dynamic sampling, at equal rollouts
     feedback          a served model learns from its users' feedback, or from a coin flip
     prompts           searches for prompts against training the weights, with the same number of rollouts
     forks             forked rollouts repeat their record, save tokens, and an agent that acts by chance is caught
@@ -57,6 +58,7 @@ EXAMPLES = (
 MODULES = {
     "async": "asynchronous",
     **{f"environments-{kind}": "environments" for kind in ("gymnasium", "textarena", "reasoning-gym")},
+    "curriculum": "curriculum",
     "feedback": "feedback",
     "forks": "forks",
     "prompts": "prompts",
