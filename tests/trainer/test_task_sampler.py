@@ -16,7 +16,7 @@ from agentlightning.config.run import DataConfig
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.records import Claim
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.data.tasks import content_key
+from agentlightning.store.summaries import task_key
 from agentlightning.trainer.task_sampler import EXPLORED, SampledTasks, TaskRecord, learnability, load_sampler
 
 
@@ -98,7 +98,7 @@ async def test_evidence_is_what_earlier_steps_consumed_and_what_was_tried_before
     store: LightningStore, tmp_path: Path
 ) -> None:
     async def probe() -> list[tuple[str, float | None]]:
-        return [(content_key({"n": 4}), 1.0), (content_key({"n": 4}), None), (content_key({"n": 99}), 1.0)]
+        return [(task_key({"n": 4}), 1.0), (task_key({"n": 4}), None), (task_key({"n": 99}), 1.0)]
 
     async with agents(store, reward_of=solved_by_task):
         await curriculum(store, RememberingEngine(), tmp_path).run(resume=False)

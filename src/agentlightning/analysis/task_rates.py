@@ -17,8 +17,7 @@ from agentlightning.records import Rollout
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.forks import is_apart
 from agentlightning.store.scan import find_run, read_rollouts
-from agentlightning.store.summaries import title_of
-from agentlightning.trainer.data.tasks import content_key
+from agentlightning.store.summaries import task_key, title_of
 from agentlightning.trainer.task_sampler import earned, is_try
 
 Kind = Literal["never", "sometimes", "always"]
@@ -94,7 +93,7 @@ class _Found:
         for rollout in rollouts:
             if is_apart(rollout) or not is_try(rollout):
                 continue
-            key = content_key(rollout.task)
+            key = task_key(rollout.task)
             if key not in self.tasks:
                 tag = "" if self.tag is None else str(rollout.task.get(self.tag, ""))
                 self.tagged |= self.tag in rollout.task

@@ -11,7 +11,7 @@ from typing import Any
 from agentlightning.records import JSON, Run
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_rollouts
-from agentlightning.trainer.data.tasks import content_key
+from agentlightning.store.summaries import task_key
 from agentlightning.trainer.serving import CHECK
 from agentlightning.trainer.task_sampler import earned, is_try
 
@@ -29,7 +29,7 @@ SAME = (
 
 
 async def probe_tries(store: LightningStore, run_id: str) -> list[tuple[str, float | None]]:
-    """Content key and reward of each try of the run's probe, the newest of the same model, agent and tasks; none without."""
+    """Task key and reward of each try of the run's probe, the newest of the same model, agent and tasks; none without."""
     run = await find_run(store, run_id)
     taken = run.summary.get(TAKEN)
     if taken is None:
@@ -38,7 +38,7 @@ async def probe_tries(store: LightningStore, run_id: str) -> list[tuple[str, flo
     found: list[tuple[str, float | None]] = []
     if taken:
         async for page in read_rollouts(store, RolloutQuery(run_id=taken, mode="eval", states=["succeeded", "failed"])):
-            found += [(content_key(one.task), earned(one)) for one in page if is_try(one)]
+            found += [(task_key(one.task), earned(one)) for one in page if is_try(one)]
     return found
 
 

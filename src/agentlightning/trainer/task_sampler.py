@@ -17,7 +17,7 @@ from agentlightning.errors import AgentError, boundary
 from agentlightning.records import JSON, Rollout, Step
 from agentlightning.runtime.code_loader import check_signature, load_code
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.data.tasks import content_key
+from agentlightning.store.summaries import task_key
 
 HALF_LIFE = 10.0
 """Steps after which a try counts half: the policy that made it is another one."""
@@ -91,17 +91,17 @@ class SampledTasks:
     sampler: TaskSampler
     seed: int
     before: Callable[[], Awaitable[Sequence[tuple[str, float | None]]]] | None = None
-    """Reads content key and reward of tries before training, once."""
+    """Reads task key and reward of tries before training, once."""
     _positions: dict[str, list[int]] = field(init=False)
     _before: Sequence[tuple[str, float | None]] | None = None
     _steps: dict[int, list[tuple[str, float | None]]] = field(default_factory=dict)
-    """By training step, content key and reward of each try; None: it failed."""
+    """By training step, task key and reward of each try; None: it failed."""
     _drawn: dict[tuple[int, int, int], list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._positions = defaultdict(list)
         for position, task in enumerate(self.tasks):
-            self._positions[content_key(task)].append(position)
+            self._positions[task_key(task)].append(position)
 
     async def draw(self, planned: int, step: int, count: int) -> list[JSON]:
         """The tasks of the groups that were planned for one step and are queued in another, which is under way."""
@@ -145,9 +145,7 @@ class SampledTasks:
         ids = [one.rollout_id for one in step.consumed]
         rollouts = await self.store.rollouts(RolloutQuery(ids=ids)) if ids else []
         by_id = {rollout.id: rollout for rollout in rollouts}
-        return [
-            (content_key(by_id[one].task), earned(by_id[one])) for one in ids if one in by_id and is_try(by_id[one])
-        ]
+        return [(task_key(by_id[one].task), earned(by_id[one])) for one in ids if one in by_id and is_try(by_id[one])]
 
 
 def is_try(rollout: Rollout) -> bool:
