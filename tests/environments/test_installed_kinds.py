@@ -143,6 +143,12 @@ def test_a_jvm_that_dies_fails_the_episode_and_gives_no_reward() -> None:
     assert "scienceworld: its JVM: " in outcome["error"]
 
 
+def test_no_reply_stops_a_game_of_textworld() -> None:
+    replies = ["\0", "look", "restart", "look", "é" * 9, "look", "x" * 100_000, "save", "undo"]
+    outcome, requests = play("textworld:?nb_rooms=1&quest_length=1", lambda request: replies[turn(request)])
+    assert (len(requests), outcome["metrics"]["invalid"], outcome["success"]) == (9, 5.0, False)
+
+
 def test_a_trial_of_harbor_pays_what_its_verifier_says() -> None:
     name = "harbor:tasks?agent=parts.py:Writer&environment=parts.py:Processes"
     outcomes = [play(name, lambda request, text=text: text)[0] for text in ("hi", "ho")]  # type: ignore[misc]

@@ -19,6 +19,8 @@ from agentlightning.errors import AgentError, InfrastructureError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import LLM
 
+MAX_COMMAND = 200
+"""Characters of a text command: interpreters of adventures have short buffers."""
 MAX_UNREADABLE = 2
 """Actions in a row that the environment cannot read: the first is answered with the reason, the next ends the episode."""
 
@@ -112,6 +114,15 @@ async def play_episode(
     return EpisodeResult(
         reward=done.reward, success=done.success, steps=[*table.steps, *done.steps], metrics={**done.metrics, **counted}
     )
+
+
+def text_command(action: Action) -> str:
+    """The command of a text adventure: the reply's last line, in ASCII. UnreadableActionError where there is none."""
+    lines = action.text.strip().splitlines() or [""]
+    command = "".join(letter for letter in lines[-1] if " " <= letter <= "~").strip(" >`")[:MAX_COMMAND]
+    if not command:
+        raise UnreadableActionError("Expected one command.")
+    return command
 
 
 def model_opponent(llm: LLM, model: str) -> Opponent:

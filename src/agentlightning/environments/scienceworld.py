@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from scienceworld.constants import BASEPATH, ID2TASK, JAR_PATH
 
 from agentlightning.environments.base import EpisodeResult, Split
-from agentlightning.environments.player import Action, Observation, play_episode
+from agentlightning.environments.player import Action, Observation, play_episode, text_command
 from agentlightning.errors import ConfigError, InfrastructureError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import LLM
@@ -97,18 +97,23 @@ class _Simulator:
 
         def step(jvm: Any) -> tuple[str, float, bool]:
             getattr(getattr(jvm.scala.util, "Random$"), "MODULE$").setSeed(seed)
-            seen = str(world.step(command))
+            try:
+                seen = str(world.step(command))
+            except Py4JJavaError:  # a command that its parser breaks on; the JVM goes on
+                seen = UNKNOWN
             score = float(world.getScore())
             return seen, score, bool(world.getCompleted()) or score < 0
 
-        return self.call(step)
+        return self.call(step, world)
 
-    def call(self, use: Callable[[Any], Result]) -> Result:
-        """The result of `use` on the JVM. InfrastructureError where the JVM cannot be started or ended."""
+    def call(self, use: Callable[[Any], Result], world: Any = None) -> Result:
+        """The result of `use` on the JVM. InfrastructureError where the JVM, or that of `world`, ended or cannot start."""
         with self._lock:
             try:
                 if self._gateway is None:
                     self._gateway = _start()
+                if world is not None and world._gateway_client is not self._gateway._gateway_client:
+                    raise InfrastructureError("env scienceworld: its JVM: ended, and this world with it")
                 return use(self._gateway.jvm)
             except (Py4JError, OSError) as cause:
                 self._end()
@@ -172,9 +177,8 @@ class _Game:
         return Observation(text=seen)
 
     async def act(self, action: Action) -> tuple[Observation, float]:
-        lines = action.text.strip().splitlines()
-        before = self._score
-        seen, reward, over = await self._step(lines[-1].strip(" >`") if lines else "")
+        command, before = text_command(action), self._score
+        seen, reward, over = await self._step(command)
         self._unknown += seen == UNKNOWN
         return Observation(text=seen, over=over), reward - before
 

@@ -22,7 +22,7 @@ import textworld
 import textworld.generator
 
 from agentlightning.environments.base import EpisodeResult, Split, seeds
-from agentlightning.environments.player import Action, Observation, play_episode
+from agentlightning.environments.player import Action, Observation, UnreadableActionError, play_episode, text_command
 from agentlightning.errors import ConfigError, InfrastructureError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import LLM
@@ -32,6 +32,8 @@ SYSTEM = (
     "take THING, take THING from THING, drop THING, put THING on THING, insert THING into THING, open THING, close THING, "
     "lock THING with KEY, unlock THING with KEY, eat THING."
 )
+OF_THE_INTERPRETER = ("quit", "q", "restart", "restore", "save", "undo", "oops", "script", "transcript", "verify")
+"""Commands that ask back, or touch files."""
 STATUS_LINE = re.compile(r"\n>[^\n]*\Z")
 """The prompt that ends what the game says, and its status line."""
 
@@ -125,9 +127,10 @@ class _Episode:
         return Observation(text=f"{self._state.objective}\n\n{self._state.description.strip()}")
 
     async def act(self, action: Action) -> tuple[Observation, float]:
-        lines = action.text.strip().splitlines()
-        before = self._score
-        self._state, score, over = await asyncio.to_thread(self._game.step, lines[-1].strip(" >`") if lines else "look")
+        command, before = text_command(action), self._score
+        if command.lower().split()[0] in OF_THE_INTERPRETER:
+            raise UnreadableActionError("That is no command of the game.")
+        self._state, score, over = await asyncio.to_thread(self._game.step, command)
         self._score = score / (self._state.max_score or 1)
         seen = STATUS_LINE.sub("", self._state.feedback.rstrip()).strip()
         return Observation(text=re.sub(r"\n{3,}", "\n\n", seen), over=bool(over)), self._score - before
