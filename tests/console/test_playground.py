@@ -116,6 +116,7 @@ def test_two_models_answer_side_by_side_in_a_browser_and_nothing_leaves_the_host
         visit.page.wait_for_function("() => document.querySelectorAll('.message.bot').length == 2")
         assert "<script>window.pwned" in visit.page.inner_text(".message.user")
         assert visit.page.evaluate("() => window.pwned") is None
+        assert [one for one in visit.requests if one.endswith("/x")] == []  # no picture of the text was asked for
         visit.page.get_by_role("button", name="Promote", exact=False).first.click()
         visit.page.get_by_role("button", name="Promote A").click()
         visit.page.wait_for_selector("text=support@production is version 1")

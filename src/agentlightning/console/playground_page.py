@@ -1,6 +1,7 @@
 """The playground as Gradio's page: its fields and buttons over `Playground`. Nothing else imports Gradio."""
 
 # No postponed annotations: Gradio reads those of handlers when it gives them the request.
+import html
 import warnings
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,7 +10,7 @@ import gradio as gr
 from fastapi import FastAPI
 
 from agentlightning.console.playground import MAX_CHARS, MAX_TOKENS, PATH, ROLE, Playground
-from agentlightning.errors import AgentLightningError
+from agentlightning.errors import AgentLightningError, printable
 
 NO_MODEL = "No model version is registered yet: a training run registers its checkpoints, `agl demo` among them."
 
@@ -48,6 +49,7 @@ def _page(playground: Playground) -> gr.Blocks:
             alias = gr.Textbox("production", label="Alias")
             promoting = [gr.Button(f"Promote {name}") for name in ("A", "B")]
             moved = gr.Markdown()
+        talks = [gr.State([]), gr.State([])]
         models, systems, chats = ([side[part] for side in sides] for part in range(3))
 
         async def load(request: gr.Request) -> list[Any]:
@@ -62,16 +64,16 @@ def _page(playground: Playground) -> gr.Blocks:
             ]
 
         async def send(text: str, heat: float, most: int, *given: Any) -> AsyncIterator[list[Any]]:
-            asked, instructions, talks = given[:2], given[2:4], [list(one or ()) for one in given[4:]]
+            asked, instructions, said = given[:2], given[2:4], [list(one or ()) for one in given[4:]]
             if not text.strip() or None in asked:
-                yield [text, *talks]
+                yield [text, *said, *map(_shown, said)]
                 return
-            talks = [[*talk, {"role": "user", "content": text}] for talk in talks]
-            yield ["", *talks]
+            said = [[*one, {"role": "user", "content": text}] for one in said]
+            yield ["", *said, *map(_shown, said)]
             for place in range(2):
-                said = await playground.answer(asked[place], instructions[place], talks[place], heat, int(most))
-                talks[place] = [*talks[place], {"role": "assistant", "content": said}]
-                yield ["", *talks]
+                reply = await playground.answer(asked[place], instructions[place], said[place], heat, int(most))
+                said[place] = [*said[place], {"role": "assistant", "content": reply}]
+                yield ["", *said, *map(_shown, said)]
 
         async def promote(model: str | None, name: str, request: gr.Request) -> str:
             role = str(request.request.scope.get(ROLE, ""))
@@ -82,12 +84,19 @@ def _page(playground: Playground) -> gr.Blocks:
 
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
         page.load(load, None, [note, *models, *systems], **quiet)
-        message.submit(send, [message, temperature, tokens, *models, *systems, *chats], [message, *chats], **quiet)
-        clear.click(lambda: [[], []], None, chats, **quiet)
+        message.submit(
+            send, [message, temperature, tokens, *models, *systems, *talks], [message, *talks, *chats], **quiet
+        )
+        clear.click(lambda: [[]] * 4, None, [*talks, *chats], **quiet)
         for button, model in zip(promoting, models, strict=True):
             button.click(promote, [model, alias], moved, **quiet)
     page.queue(default_concurrency_limit=4)
     return page
+
+
+def _shown(said: list[dict[str, str]]) -> list[dict[str, str]]:
+    """A conversation as text: Gradio takes what it is given for HTML, and would load a picture that a model names."""
+    return [{**one, "content": html.escape(printable(one["content"]))} for one in said]
 
 
 def _side(name: str) -> tuple[gr.Dropdown, gr.Textbox, gr.Chatbot]:
