@@ -10,6 +10,7 @@ import pytest
 from agentlightning.environments.base import EpisodeResult, open_environment, seeds
 from agentlightning.environments.gymnasium import describe_grid
 from agentlightning.environments.local_model import local_models
+from agentlightning.environments.player import Action, UnreadableActionError, text_command
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON
 from agentlightning.testing.environment_contract import *  # noqa: F403
@@ -129,6 +130,25 @@ def test_a_grid_is_described_from_the_agents_place() -> None:
     told = describe_grid(seen)
     assert told.startswith("Mission: use the key to open the door and then get to the goal\nYou face ")
     assert "yellow key" in told or "yellow door" in told
+
+
+@pytest.mark.parametrize(
+    ("reply", "command"),
+    [
+        ("go east", "go east"),
+        ("I think.\n\n> `take the key` \n", "take the key"),
+        ("lo\0ok é", "look"),
+        ("x" * 999, "x" * 200),
+    ],
+)
+def test_a_text_command_is_the_last_line_of_a_reply(reply: str, command: str) -> None:
+    assert text_command(Action(text=reply)).strip() == command
+
+
+@pytest.mark.parametrize("reply", ["", " \n", "\0", "é"])
+def test_a_reply_without_a_text_command_is_unreadable(reply: str) -> None:
+    with pytest.raises(UnreadableActionError):
+        text_command(Action(text=reply))
 
 
 def test_seeds_of_splits_and_runs_never_meet() -> None:
