@@ -357,5 +357,5 @@ def test_a_run_is_shown_with_what_bounds_it() -> None:
     assert "phases of a step:" in shown
     assert "slow_tools (up to 69%): a rollout takes 7 s, of which 6 s (86%) lie before and between" in shown
     assert orjson.loads(agl(*where, "--bottlenecks", "--json").stdout)["steps"] == 1
-    assert "--json: expected --bottlenecks with it" in str(agl(*where, "--json").exception)
+    assert "--json: expected --bottlenecks or --tasks with it" in str(agl(*where, "--json").exception)
     assert "--steps: expected --bottlenecks with it" in str(agl(*where, "--steps", "3").exception)
