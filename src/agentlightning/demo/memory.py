@@ -17,7 +17,8 @@ class PeakMemory:
 
     def __init__(self, root: int | None = None) -> None:
         self.megabytes = 0.0
-        """Most resident memory at one time; pages that processes share are counted for each."""
+        """Most memory at one time. A page that several processes share is counted once, or for each where the system does
+        not tell: elsewhere than on Linux, and of processes that hide their memory from a user who is not root."""
         self._root = psutil.Process(root)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peak memory", daemon=True)
@@ -41,5 +42,12 @@ class PeakMemory:
         with suppress(psutil.NoSuchProcess):  # it has ended
             for process in (self._root, *self._root.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    found += process.memory_info().rss
+                    found += _memory(process)
         return found
+
+
+def _memory(process: psutil.Process) -> int:
+    with suppress(psutil.AccessDenied):
+        full = process.memory_full_info()
+        return int(getattr(full, "pss", full.rss))
+    return int(process.memory_info().rss)

@@ -15,14 +15,14 @@ from agentlightning.demo.tasks import Split, TrainingSettings
 from agentlightning.records import JSON
 
 TRAINING = TrainingSettings(
-    steps=16,
+    steps=15,
     tasks_per_step=8,
-    evaluations=1,
+    evaluations=0,
     held_out_tasks=100,
     tables={
-        "agent": {"workers": 1, "concurrency": 64},
+        "agent": {"workers": 1, "concurrency": 128},
         "trainer": {"final_learning_rate": 1.0, "checkpoint_every": 20},
-        "engine": {"device": "cpu"},
+        "engine": {"device": "cpu", "max_num_seqs": 128},
     },
 )
 MAX_TOKENS = 16
