@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jsonschema_rs import is_valid
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
-from toy_templates import CHATML, SHOWS_TOOLS
+from toy_templates import CHATML
 from transformers import AutoTokenizer
 
 from agentlightning.errors import EngineError
@@ -91,7 +91,7 @@ def renderer(make_renderer: Callable[..., Renderer]) -> Renderer:
 @pytest.fixture(scope="module")
 def taught(make_renderer: Callable[..., Renderer]) -> dict[str, Renderer]:
     """A renderer for each syntax."""
-    return {name: make_renderer(SHOWS_TOOLS + CHATML + "{# " + text + " #}") for name, text in TEACHES.items()}
+    return {name: make_renderer(CHATML + "{# " + text + " #}") for name, text in TEACHES.items()}
 
 
 def drawn(grammars: Grammars, spec: JSON, seed: int) -> tuple[list[int], list[Mask]]:
