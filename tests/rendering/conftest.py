@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from toy_templates import CHATML, ENDS, HERMES, LLAMA, PLAIN
 
+from agentlightning.rendering.completion_parser import Syntax
 from agentlightning.rendering.renderer import Renderer
 
 SPECIAL = [
@@ -58,13 +59,14 @@ def make_renderer(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory
         template: str | None,
         end: str = "<|im_end|>",
         chat_template: str | None = None,
+        tool_syntax: Syntax | None = None,
         **settings: object,
     ) -> Renderer:
         folder = tmp_path_factory.mktemp("model")
         (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
         config = {"eos_token": end, "bos_token": "<|begin_of_text|>", "chat_template": template, **settings}
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        return Renderer(folder, chat_template=chat_template)
+        return Renderer(folder, chat_template=chat_template, tool_syntax=tool_syntax)
 
     return make
 

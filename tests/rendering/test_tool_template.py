@@ -12,10 +12,12 @@ from conversations import TOOLS, Talk, parsed
 from toy_templates import CHATML, HEADED, LLAMA, PLAIN, SHOWS_TOOLS, THINKING
 
 from agentlightning.errors import ModelError
+from agentlightning.rendering.completion_parser import Syntax
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.grammar import make_grammar
 from agentlightning.rendering.graph import RequestView
 from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.tool_template import SYNTAXES
 
 Message = dict[str, Any]
 Maker = Callable[..., Renderer]
@@ -66,7 +68,12 @@ WITHOUT: dict[str, tuple[str, str]] = {
 }
 """Templates without tools, and the tokens that end their messages."""
 
-CALL = '<tool_call>\n{"name": "f", "arguments": {"n": %s}}\n</tool_call>'
+CALLS: dict[Syntax, str] = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"n": %s}}\n</tool_call>',
+    "tags": "<tool_call>\n<function=f>\n<parameter=n>\n%s\n</parameter>\n</function>\n</tool_call>",
+    "pairs": "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+    "bare": '{"name": "f", "parameters": {"n": %s}}',
+}
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
 USER: Message = {"role": "user", "content": "what is it?"}
 
@@ -101,24 +108,32 @@ def test_tools_calls_and_results_are_written_whatever_the_template_knows(rendere
     ]
     text = written(renderer, history)
     assert renderer.tool_text == "hermes"
-    order = ["Be brief.", json.dumps(TOOLS[0]), "\n</tools>", USER["content"], CALL % 1, '"arguments": {}}']
-    order += ["<tool_response>\nfirst\n</tool_response>", "second", "and then?", CALL % 2, "third"]
+    order = ["Be brief.", json.dumps(TOOLS[0]), "\n</tools>", USER["content"], CALLS["hermes"] % 1, '"arguments": {}}']
+    order += ["<tool_response>\nfirst\n</tool_response>", "second", "and then?", CALLS["hermes"] % 2, "third"]
     places = [text.index(one) for one in order]
     assert places == sorted(places)
     assert "first" in written(renderer, history, None), "a history with calls, and no tools any more"
 
 
+@pytest.mark.parametrize("syntax", SYNTAXES)
 @pytest.mark.parametrize("name", WITHOUT)
-def test_turns_with_calls_are_exact_and_read_back(name: str, make_renderer: Maker) -> None:
-    taught = make_renderer(*WITHOUT[name])
+def test_turns_with_calls_are_exact_and_read_back_in_every_syntax(
+    name: str, syntax: Syntax, make_renderer: Maker
+) -> None:
+    source, end = WITHOUT[name]
+    taught = make_renderer(source, end, tool_syntax=syntax)
     talk = Talk(taught, TOOLS, [SYSTEM, USER])
-    talk.turn("".join(CALL % number for number in range(2)))  # no line break: not as the template writes it
+    several = 1 if syntax == "bare" else 2
+    talk.turn(
+        "".join(CALLS[syntax] % number for number in range(several))
+    )  # no line break: not as the template writes it
     made = talk.messages[-1]["tool_calls"]
-    assert [json.loads(one["function"]["arguments"]) for one in made] == [{"n": number} for number in range(2)]
+    assert [json.loads(one["function"]["arguments"]) for one in made] == [{"n": number} for number in range(several)]
     talk.messages += [result(one["id"], f"got {at}") for at, one in reversed(list(enumerate(made)))]
-    talk.turn("Hm. " + CALL % "-7")
-    assert talk.messages[-1]["content"] == "Hm."
-    talk.messages.append(result(talk.messages[-1]["tool_calls"][0]["id"], ""))
+    if syntax != "bare":
+        talk.turn("Hm. " + CALLS[syntax] % "-7")
+        assert talk.messages[-1]["content"] == "Hm."
+        talk.messages.append(result(talk.messages[-1]["tool_calls"][0]["id"], ""))
     talk.turn("It is so.")
     talk.messages.append({"role": "user", "content": "and?"})
     plan = talk.turn("yes")
@@ -129,14 +144,15 @@ def test_turns_with_calls_are_exact_and_read_back(name: str, make_renderer: Make
     assert (again.fork_cause, again.prompt_ids) == (None, plan.prompt_ids)
 
 
-def test_a_call_can_be_forced(make_renderer: Maker) -> None:
-    taught = make_renderer(SMOLLM2)
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_a_call_can_be_forced_in_every_syntax(syntax: Syntax, make_renderer: Maker) -> None:
+    taught = make_renderer(SMOLLM2, tool_syntax=syntax)
     prompt = written(taught, [USER])
     wanted = {"required": True, "names": ["f"], "field": "tool_choice"}
     spec = make_grammar({"tool_call": wanted}, TOOLS, taught.grammar_model, prompt=prompt)
-    ids = [*taught.encode(CALL % 5), next(iter(taught.end_ids))]
+    ids = [*taught.encode(CALLS[syntax] % 5), next(iter(taught.end_ids))]
     assert len(taught.grammars.masks(spec, ids)) == len(ids)
-    assert parsed(taught.parser, CALL % 5, prompt, TOOLS).tool_calls[0][0] == "f"
+    assert parsed(taught.parser, CALLS[syntax] % 5, prompt, TOOLS).tool_calls[0][0] == "f"
 
 
 def test_a_template_that_refuses_system_messages_has_them_before_the_users_words(make_renderer: Maker) -> None:
@@ -144,15 +160,18 @@ def test_a_template_that_refuses_system_messages_has_them_before_the_users_words
     assert text.endswith("<|im_start|>user\nBe brief.\n\nwhat is it?<|im_end|>\n<|im_start|>model\n")
 
 
-def test_a_template_with_tools_keeps_its_own(make_renderer: Maker) -> None:
+def test_a_template_with_tools_keeps_its_own_unless_a_syntax_is_chosen(make_renderer: Maker) -> None:
     own = make_renderer(SHOWS_TOOLS + CHATML)
-    assert (own.tool_text, own.parser.syntax, own.chat_template) == (None, None, None)
+    assert (own.tool_text, own.parser.syntax) == (None, None)
+    chosen = make_renderer(SHOWS_TOOLS + CHATML, tool_syntax="pairs")
+    assert (chosen.tool_text, chosen.parser.syntax) == ("pairs", "pairs")
+    assert written(chosen, [USER]).startswith("<|im_start|>system\n# Tools")
 
 
 def test_the_template_of_an_export_is_the_same_where_it_is_loaded_again(make_renderer: Maker) -> None:
-    first = make_renderer(GEMMA2)
+    first = make_renderer(GEMMA2, tool_syntax="tags")
     second = make_renderer(first.chat_template)
-    assert (second.tool_text, second.chat_template) == ("hermes", None)
+    assert (second.tool_text, second.chat_template) == ("tags", None)
     assert written(second, [SYSTEM, USER]) == written(first, [SYSTEM, USER])
 
 

@@ -59,6 +59,9 @@ class ModelConfig(Table):
     agent asks for, else what the context holds."""
     chat_template: str | None = None
     """In place of the model's: ``"chatml"``, or a file. Checkpoints and exports have it."""
+    tool_syntax: Literal["hermes", "tags", "pairs", "bare"] | None = None
+    """The way in which tools and calls are written as text in the system message. None: the chat template's own way, and
+    ``"hermes"`` where it has none."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
@@ -66,7 +69,7 @@ class ModelConfig(Table):
             return self
         if self.name is not None:
             raise ValueError("name: has no effect on an external model, of which no version is made")
-        for name in ("temperature", "max_tokens", "chat_template"):
+        for name in ("temperature", "max_tokens", "chat_template", "tool_syntax"):
             if getattr(self, name) != ModelConfig.model_fields[name].default:
                 raise ValueError(f"{name}: has no effect on an external model, which samples as the agent asks")
         return self

@@ -22,7 +22,7 @@ from tokenizers.decoders import DecodeStream
 
 from agentlightning.errors import InputError, ModelError
 from agentlightning.records import JSON, PREFILL, ImageSpan, prefill_of, with_completion
-from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser, Syntax
+from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser, Syntax, syntax_of
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import Grammars, TemplateModel
 from agentlightning.rendering.graph import Arguments
@@ -67,7 +67,7 @@ class Renderer:
 
     `cached_texts` bounds the encodings that are kept, one for each stretch of text between two special tokens: replicas of a
     task share their first prompt, all agents of a run their system message and tools. A chat template that shows no tools is
-    given some (`tool_template`). `chat_template` is the configuration's.
+    given some (`tool_template`). `chat_template` and `tool_syntax` are the configuration's.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Renderer:
         cached_texts: int = 4096,
         *,
         chat_template: str | None = None,
+        tool_syntax: Syntax | None = None,
     ) -> None:
         if not Path(folder).is_dir():
             raise ModelError(f"{folder}: no such folder; expected one with a tokenizer")
@@ -91,12 +92,12 @@ class Renderer:
         """The one that exports of the model have, where it is another than the folder's."""
         load(list(dict.fromkeys((named["default"], named.get("tool_use", named["default"])))))
         self._takes_text = self._writes_text()
-        self.tool_text: Syntax | None = "hermes" if tools_as_text(named["default"]) else None
+        self.tool_text = tools_as_text(named["default"])
         """The syntax in which tools are written as text; None where the model's template has tools of its own."""
         own = (settings.get("response_template") or {}).get("fields", {}).get("tool_calls") is not None
-        if not (own or self.tool_text is not None or self._shows([_USER], [_tool(PROBE)])):
-            self.tool_text = "hermes"
-            self.chat_template = with_tools(named["default"], self._roles(), self._takes_text)
+        if (syntax := self._missing_syntax(tool_syntax, own)) is not None:
+            self.tool_text = syntax
+            self.chat_template = with_tools(named["default"], syntax, self._roles(), self._takes_text)
             load([self.chat_template])
         self._cuts = _cuts(self._tokenizer)
         self._encode_cached = lru_cache(maxsize=cached_texts)(self._encode)
@@ -325,6 +326,14 @@ class Renderer:
         self._variables = _special_variables(folder, settings, read, self._tokenizer)
         self.variables = read - {"messages", "tools", *self._variables}
         """Names that the chat template reads beside those that it always gets: `chat_template_kwargs` may set them."""
+
+    def _missing_syntax(self, wanted: Syntax | None, own: bool) -> Syntax | None:
+        """The syntax in which tools are still to be written as text: the wanted one, else where the template shows none and
+        the tokenizer has no way of its `own` of reading calls."""
+        if wanted is None and (own or self.tool_text is not None or self._shows([_USER], [_tool(PROBE)])):
+            return None
+        wanted = wanted or syntax_of(self._source) or "hermes"
+        return None if wanted == self.tool_text else wanted
 
     def _roles(self) -> dict[str, str]:
         """The roles that messages get where the template may not know theirs. Results of calls are a user's, which every

@@ -8,28 +8,64 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import get_args
 
-from agentlightning.rendering.completion_parser import CLOSE, OPEN
+from agentlightning.rendering.completion_parser import CLOSE, OPEN, Syntax
 
-_MARK = "{#- tools as text -#}"
+SYNTAXES: tuple[Syntax, ...] = get_args(Syntax)
+_MARK = "{#- tools as text: %s -#}"
 
 _INTRODUCTION = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
-_CALLING = (
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    f"{OPEN}{CLOSE} XML tags:\n{OPEN}\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n'
-    f"{CLOSE}"
+_CALLING: Mapping[Syntax, str] = MappingProxyType(
+    {
+        "hermes": "For each function call, return a json object with function name and arguments within "
+        f"{OPEN}{CLOSE} XML tags:\n{OPEN}\n"
+        '{"name": <function-name>, "arguments": <args-json-object>}\n'
+        f"{CLOSE}",
+        "tags": f"For each function call, reply in this format, with one parameter tag per argument:\n{OPEN}\n"
+        f"<function=function-name>\n<parameter=name>\nvalue\n</parameter>\n</function>\n{CLOSE}",
+        "pairs": "For each function call, output the function name and arguments within the following XML format:\n"
+        f"{OPEN}function-name\n<arg_key>name</arg_key>\n<arg_value>value</arg_value>\n{CLOSE}",
+        "bare": "To call a function, reply with nothing but a json object with its name and arguments:\n"
+        '{"name": <function-name>, "parameters": <args-json-object>}',
+    }
 )
+_VALUE = "(value if value is string else value | tojson)"
 _WHOLE = "(function.arguments if function.arguments is string else (function.arguments or {}) | tojson)"
-_OPENING = json.dumps(f'{OPEN}\n{{"name": ')
-_CALL = (
-    f"{{%- set plain.calls = plain.calls ~ {_OPENING} ~ function.name | tojson ~ ', \"arguments\": ' ~ {_WHOLE} ~ "
-    f"'}}\\n{CLOSE}' -%}}"
+
+
+def _add(*parts: str) -> str:
+    """Jinja that adds expressions to the text of the calls."""
+    return f"{{%- set plain.calls = plain.calls ~ {' ~ '.join(parts)} -%}}"
+
+
+def _members(*parts: str) -> str:
+    return f"{{%- for name, value in function.arguments.items() -%}}{_add(*parts)}{{%- endfor -%}}"
+
+
+_CALLS: Mapping[Syntax, str] = MappingProxyType(
+    {
+        "hermes": _add(
+            json.dumps(f'{OPEN}\n{{"name": '),
+            "function.name | tojson",
+            "', \"arguments\": '",
+            _WHOLE,
+            f"'}}\\n{CLOSE}'",
+        ),
+        "tags": _add(f"'{OPEN}\\n<function='", "function.name", r"'>\n'")
+        + _members("'<parameter='", "name", r"'>\n'", _VALUE, r"'\n</parameter>\n'")
+        + _add(f"'</function>\\n{CLOSE}'"),
+        "pairs": _add(f"'{OPEN}'", "function.name", r"'\n'")
+        + _members("'<arg_key>'", "name", r"'</arg_key>\n<arg_value>'", _VALUE, r"'</arg_value>\n'")
+        + _add(f"'{CLOSE}'"),
+        "bare": _add("'{\"name\": '", "function.name | tojson", "', \"parameters\": '", _WHOLE, "'}'"),
+    }
 )
-"""Jinja that writes one call, as Qwen2.5's template does."""
+"""Jinja that writes one call, as the templates do from which each syntax is known."""
 
 _TEMPLATE = """\
 {%- set plain = namespace(head='', messages=[], joins='', calls='') -%}
@@ -83,15 +119,16 @@ CALL
 turn, with the user's own words after them: many templates know no other roles, and want them by turns."""
 
 
-def with_tools(template: str, roles: Mapping[str, str], takes_text: bool) -> str:
-    """The chat template with tools written as text, in the syntax "hermes". `roles`: those that messages get in place of
-    theirs, "user" for "tool", say. Contents are lists of parts, unless it `takes_text`."""
-    before = _TEMPLATE.replace("CALL\n", _CALL + "\n").replace("ROLES", json.dumps(dict(roles)))
-    before = before.replace("INTRODUCTION", json.dumps(_INTRODUCTION)).replace("CALLING", json.dumps(_CALLING))
+def with_tools(template: str, syntax: Syntax, roles: Mapping[str, str], takes_text: bool) -> str:
+    """The chat template with tools written as text. `roles`: those that messages get in place of theirs, "user" for "tool",
+    say. Contents are lists of parts, unless it `takes_text`."""
+    before = _TEMPLATE.replace("CALL\n", _CALLS[syntax] + "\n").replace("ROLES", json.dumps(dict(roles)))
+    before = before.replace("INTRODUCTION", json.dumps(_INTRODUCTION))
+    before = before.replace("CALLING", json.dumps(f"\n</tools>\n\n{_CALLING[syntax]}"))
     before = before.replace("HEAD", "plain.head" if takes_text else "[{'type': 'text', 'text': plain.head}]")
-    return _MARK + "\n" + before + template
+    return _MARK % syntax + "\n" + before + template
 
 
-def tools_as_text(template: str) -> bool:
-    """True where `with_tools` made this template."""
-    return template.startswith(_MARK)
+def tools_as_text(template: str) -> Syntax | None:
+    """The syntax in which `with_tools` made this template write tools; None where it did not."""
+    return next((one for one in SYNTAXES if template.startswith(_MARK % one)), None)

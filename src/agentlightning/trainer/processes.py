@@ -463,7 +463,7 @@ def with_chat_template(model: Path, config: ModelConfig, folder: Path) -> tuple[
     from agentlightning.rendering.model_folder import CHAT_TEMPLATES  # here, since it loads tokenizers
     from agentlightning.rendering.renderer import Renderer
 
-    own = Renderer(model, chat_template=config.chat_template)
+    own = Renderer(model, chat_template=config.chat_template, tool_syntax=config.tool_syntax)
     said = own.left_out()
     if own.chat_template is None:
         return said, model
