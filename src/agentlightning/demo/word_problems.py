@@ -15,7 +15,7 @@ from agentlightning.demo.tasks import Split, TrainingSettings
 from agentlightning.records import JSON
 
 TRAINING = TrainingSettings(
-    steps=15,
+    steps=16,
     tasks_per_step=8,
     evaluations=0,
     held_out_tasks=100,

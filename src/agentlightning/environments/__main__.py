@@ -6,6 +6,11 @@ With --play, a person or a model plays a task instead. Exit code 0, or 2 with an
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
+
 import argparse
 import asyncio
 import os
