@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from agentlightning.environments.base import EpisodeResult, open_environment, seeds
+from agentlightning.environments.checks import tool_call
 from agentlightning.environments.gymnasium import describe_grid
 from agentlightning.environments.local_model import local_models
 from agentlightning.environments.player import Action, UnreadableActionError, text_command
@@ -149,6 +150,24 @@ def test_a_text_command_is_the_last_line_of_a_reply(reply: str, command: str) ->
 def test_a_reply_without_a_text_command_is_unreadable(reply: str) -> None:
     with pytest.raises(UnreadableActionError):
         text_command(Action(text=reply))
+
+
+def test_the_model_of_a_check_streams_for_programs_that_want_it() -> None:
+    async def answer(request: JSON) -> JSON:
+        return tool_call(request, "guess", {"number": 3}) | {"content": "Three."}
+
+    async def streamed() -> str:
+        async with local_models() as model:
+            chunks = (
+                await model(answer)
+                .async_openai()
+                .chat.completions.create(model="local", messages=[{"role": "user", "content": "Guess."}], stream=True)
+            )
+            deltas = [chunk.choices[0].delta async for chunk in chunks if chunk.choices]
+        calls = [use.function for delta in deltas for use in delta.tool_calls or []]
+        return "".join(delta.content or "" for delta in deltas) + "".join(call.name + call.arguments for call in calls)
+
+    assert asyncio.run(streamed()) == 'Three.guess{"number":3}'
 
 
 def test_seeds_of_splits_and_runs_never_meet() -> None:

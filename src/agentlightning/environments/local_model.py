@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
+import orjson
 from aiohttp import web
 
 from agentlightning.records import JSON
@@ -23,11 +24,14 @@ async def local_models() -> AsyncIterator[Callable[[Answer], LLM]]:
     answers: list[Answer] = []
     connections = ConnectionPool()
 
-    async def complete(request: web.Request) -> web.Response:
-        message = await answers[int(request.match_info["model"])](await request.json())
+    async def complete(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        message = await answers[int(request.match_info["model"])](body)
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         answer = {"id": f"local-{uuid4().hex}", "object": "chat.completion", "created": 0, "model": "local"}
+        if body.get("stream"):
+            return await _stream(request, answer, choice, usage)
         return web.json_response(answer | {"choices": [choice], "usage": usage})
 
     app = web.Application(client_max_size=MAX_REQUEST_BYTES)
@@ -53,3 +57,22 @@ async def local_models() -> AsyncIterator[Callable[[Answer], LLM]]:
     finally:
         await connections.async_client().aclose()
         await runner.cleanup()
+
+
+async def _stream(request: web.Request, answer: JSON, choice: JSON, usage: JSON) -> web.StreamResponse:
+    """The whole message as one chunk, then its end."""
+    message = choice["message"]
+    uses = [{"index": number, **use} for number, use in enumerate(message.get("tool_calls") or [])]
+    delta = message | ({"tool_calls": uses} if uses else {})
+    chunk = answer | {"object": "chat.completion.chunk"}
+    ended = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    for part in (
+        chunk | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        chunk | {"choices": [ended]},
+        chunk | {"choices": [], "usage": usage},
+    ):
+        await response.write(b"data: " + orjson.dumps(part) + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
+    return response
