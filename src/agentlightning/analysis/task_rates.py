@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = ("never", "sometimes", "always")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRate:
-    """How often one task was solved."""
+    """The pass rate of one task."""
 
     key: str
     """Hash of the task's content, the same in every run."""
@@ -50,7 +50,7 @@ class TagRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """How often the tasks of a run were solved, hardest first."""
+    """The pass rates of a run's tasks, hardest first."""
 
     run_id: str
     highest: float | None

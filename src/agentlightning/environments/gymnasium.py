@@ -57,7 +57,9 @@ class Gymnasium:
 
     def __init__(self, name: str, **options: Any) -> None:
         if find_spec("minigrid") is not None:
-            import minigrid  # noqa: F401  # registers MiniGrid and BabyAI
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of its packages, while they are compiled
+                import minigrid  # noqa: F401  # registers MiniGrid and BabyAI
         self._name = name
         self._options = options
         self._family = name.rpartition("/")[2].rpartition("-")[0]

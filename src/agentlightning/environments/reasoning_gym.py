@@ -7,17 +7,20 @@ JSON turns its tuples into lists, which some scorers refuse.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
-
-import reasoning_gym
 
 from agentlightning.environments.base import EpisodeResult, Split, seeds
 from agentlightning.environments.player import Action, Observation, play_episode
 from agentlightning.errors import ConfigError, VerifierError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import LLM
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its data sets' packages, while they are compiled
+    import reasoning_gym
 
 INSTRUCTION = "Give the final answer between <answer> and </answer>."
 ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)

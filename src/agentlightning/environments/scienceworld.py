@@ -93,7 +93,7 @@ class _Simulator:
         return self.call(make)
 
     def step(self, world: Any, command: str, seed: int) -> tuple[str, float, bool]:
-        """What the world says to a command, its score from -1 to 1, and whether the task is over."""
+        """The world's answer to a command, its score from -1 to 1, and whether the task is over."""
 
         def step(jvm: Any) -> tuple[str, float, bool]:
             getattr(getattr(jvm.scala.util, "Random$"), "MODULE$").setSeed(seed)

@@ -11,6 +11,7 @@ import contextlib
 import random
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +28,8 @@ from agentlightning.errors import ConfigError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import LLM
 
-with contextlib.redirect_stdout(sys.stderr):
+with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its packages, while they are compiled
     import textarena
 
 WORDS = ("Wordle", "Hangman", "WordLadder", "WordSearch", "WordChains", "DontSayIt", "LetterAuction", "Codenames")

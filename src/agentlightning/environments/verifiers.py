@@ -7,6 +7,11 @@ Episodes run in an EnvServer, one for each worker, that is started by the first 
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from agentlightning.runtime.process_secrets import hide_memory
+
+    hide_memory()  # before anything else is imported
+
 import asyncio
 import itertools
 import os

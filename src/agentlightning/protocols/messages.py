@@ -47,8 +47,11 @@ UNSUPPORTED_PARAMS = {**fields.ENGINE_PARAMS, **fields.SAMPLING_PARAMS, **fields
 NOT_OURS = ("mcp_servers", "compaction")
 """Fields for services that stand before Anthropic's models, without which a model responds all the same."""
 
-REFUSED = ("container", "thread")
+REFUSED = ("container",)
 """Fields for such services that the response would have to continue."""
+
+THREAD_NOT_FOUND = "thread_not_found"
+"""Code of the error on which SDKs send the whole conversation as a new thread."""
 
 KEEPING_ALL = [{"type": "clear_thinking_20251015", "keep": keep} for keep in ("all", {"type": "all"})]
 """Context edits that edit nothing; Claude Code sends the first."""
@@ -107,6 +110,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             stream=bool(external.stream),
         )
     asked = fields.read(MessagesRequest, data)
+    _check_thread(data.get("thread"))
     messages, images = take_images(_messages(data, trained))
     output = fields.read(_Effort, asked.output_config or {}, "output_config")
     formats = [
@@ -156,6 +160,17 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     )
 
 
+def _check_thread(thread: object) -> None:
+    """Threads are not kept. One that a request creates is its conversation; for one that it continues, ApiError with
+    THREAD_NOT_FOUND, on which SDKs send the conversation."""
+    kind = thread.get("type") if isinstance(thread, dict) else thread
+    if kind not in (None, "create", "continue"):
+        raise expected('{"type": "create"} or {"type": "continue", …}', thread, "thread")
+    if kind == "continue":
+        sentence = "threads are not kept here; send the whole conversation"
+        raise ApiError(sentence, status=404, param="thread.previous_message_id", code=THREAD_NOT_FOUND)
+
+
 def _context_edits(context_management: JSON | None) -> JSON:
     """The edits of the prompt that a request asks for, by their path. Keeping all thinking is none."""
     edits = fields.read(_Edits, context_management or {}, "context_management").edits or []
@@ -180,7 +195,8 @@ def stream(request: CompletionRequest, call_id: str, model: str, created_s: int,
 
 def error(refusal: ApiError) -> bytes:
     kind = ERROR_TYPES.get(refusal.status) or ("api_error" if refusal.status >= 500 else "invalid_request_error")
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": refusal.message}})
+    details = {"details": {"error_code": refusal.code}} if refusal.code == THREAD_NOT_FOUND else {}
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": refusal.message, **details}})
 
 
 def count(tokens: int) -> bytes:

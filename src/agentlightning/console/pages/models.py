@@ -38,7 +38,7 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class RankedCandidate:
     """A proposal of a search and its rewards on validation tasks."""
 
     record: CandidateRecord
@@ -91,7 +91,7 @@ async def prompts_page(reader: Reader, run: Run, query: Query) -> Page:
     return Page(template="prompts.html", title="Prompts", values=values, run=run)
 
 
-async def _candidates(reader: Reader, run: Run) -> list[Candidate]:
+async def _candidates(reader: Reader, run: Run) -> list[RankedCandidate]:
     """The candidates of the run's search, where it is one, the best first."""
     found = await read_candidates(reader.store, run.id)
     if not found:
@@ -101,15 +101,15 @@ async def _candidates(reader: Reader, run: Run) -> list[Candidate]:
         return await asyncio.to_thread(_ranked, found, rewards)
 
 
-def _ranked(found: Sequence[CandidateRecord], rewards: Mapping[int, Mapping[int, float]]) -> list[Candidate]:
+def _ranked(found: Sequence[CandidateRecord], rewards: Mapping[int, Mapping[int, float]]) -> list[RankedCandidate]:
     """The best first, with their differences from the texts that the search started from, over the tasks of both."""
     own = [({} if one.number is None else rewards.get(one.number, {})) for one in found]
     order = sorted(range(len(found)), key=lambda place: -statistics.fmean(own[place].values()) if own[place] else 1.0)
-    start, ranked = rewards.get(0, {}), list[Candidate]()
+    start, ranked = rewards.get(0, {}), list[RankedCandidate]()
     for rank, place in enumerate(order[:MAX_ROWS]):
         both = [own[place][task] - start[task] for task in own[place] if task in start]
         paired = paired_bootstrap(both) if rank < MAX_PAIRED and found[place].number else None
-        ranked.append(Candidate(record=found[place], rewards=list(own[place].values()), against_start=paired))
+        ranked.append(RankedCandidate(record=found[place], rewards=list(own[place].values()), against_start=paired))
     return ranked
 
 
