@@ -15,12 +15,13 @@ from agentlightning.demo.tasks import Split, TrainingSettings
 from agentlightning.records import JSON
 
 TRAINING = TrainingSettings(
-    steps=16,
+    steps=14,
     tasks_per_step=8,
     evaluations=0,
     held_out_tasks=100,
     tables={
         "agent": {"workers": 1, "concurrency": 128},
+        "algorithm": {"minibatches": 2},
         "trainer": {"final_learning_rate": 1.0, "checkpoint_every": 20},
         "engine": {"device": "cpu", "max_num_seqs": 128},
     },
