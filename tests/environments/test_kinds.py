@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agentlightning.environments.base import EpisodeResult, open_environment, seeds
+from agentlightning.environments.base import EnvironmentName, EpisodeResult, open_environment, seeds
 from agentlightning.environments.checks import tool_call
 from agentlightning.environments.gymnasium import describe_grid
 from agentlightning.environments.local_model import local_models
@@ -168,6 +171,16 @@ def test_the_model_of_a_check_streams_for_programs_that_want_it() -> None:
         return "".join(delta.content or "" for delta in deltas) + "".join(call.name + call.arguments for call in calls)
 
     assert asyncio.run(streamed()) == 'Three.guess{"number":3}'
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.text() | st.integers() | st.booleans(), max_size=3
+    )
+)
+def test_a_name_holds_its_options_whatever_they_are(options: dict[str, Any]) -> None:
+    name = EnvironmentName.parse("textarena:Game-v0", options)
+    assert EnvironmentName.parse(str(name)) == name
 
 
 def test_seeds_of_splits_and_runs_never_meet() -> None:

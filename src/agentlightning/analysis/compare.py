@@ -87,7 +87,7 @@ class HeldOutChange:
     first: float
     last: float
     difference: Interval | None
-    """Of the tasks that both evaluated; None for fewer than two."""
+    """Paired difference over the tasks that both evaluated; None for fewer than two."""
 
     @property
     def verdict(self) -> Literal["learned", "got worse", "no change beyond chance", "too few tasks to tell"]:

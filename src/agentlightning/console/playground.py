@@ -30,13 +30,13 @@ from agentlightning.trainer.model_weights import version_folder
 PATH = "/playground"
 NEEDS = ("gradio", "torch", "transformers")
 ROLE = "agl.role"
-"""Key of a request's scope with the role of whoever sent it."""
+"""Key of a request's scope that holds the sender's role."""
 BASE = "base of "
 """Beginning of the name of the model that a version was trained from."""
 MAX_VERSIONS = 100
 MAX_LOADED = 2
 MAX_CHARS = 20_000
-"""Of a conversation with one model."""
+"""Bound of a conversation with one model."""
 MAX_TOKENS = 512
 
 Messages = list[dict[str, str]]
@@ -110,7 +110,7 @@ class Playground:
             return f"({error})"
 
     async def promote(self, model: str, alias: str, role: str) -> str:
-        """Moves an alias to a version; the sentence that says so. InputError for whoever only reads."""
+        """Moves an alias to a version; the sentence that says so. InputError for a role that only reads."""
         if role != "admin":
             raise InputError("promote: expected the server's key; a reader's token only reads")
         version = await find_model_version(self._reader.store, model)

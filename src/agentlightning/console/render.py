@@ -1,4 +1,4 @@
-"""Pages as HTML: Jinja templates in which every value is text, whoever stored it. Knows no store.
+"""Pages as HTML: Jinja templates in which every value is escaped text. Knows no store.
 
 Values are escaped, and what a terminal or a reader's eye would obey in them is written out; templates link to pages of the
 console alone, through `url`.

@@ -14,7 +14,7 @@ from importlib import import_module
 from inspect import signature
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError
 from agentlightning.records import JSON
@@ -40,6 +40,8 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
 SEEDS_PER_RUN = 1_000_000
 VAL_SEEDS = 1 << 30
 """First seed of held-out tasks: no training task of any run seed has one beyond it."""
+READABLE = "/:,.=?!'[]{}\" "
+"""Characters of an option's value that stand as they are in a name."""
 UNREWARDED = "unrewarded"
 """A metric: 1 where the environment gave no reward in the whole episode, which then counts as 0."""
 
@@ -172,5 +174,6 @@ def _value(text: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    return text.replace("%", "%25").replace("&", "%26").replace("+", "%2B").replace("#", "%23")
+    """A text that `_value` reads as this value: a text that would be read as JSON is quoted."""
+    plain = isinstance(value, str) and _value(value) == value
+    return quote(value if plain else json.dumps(value, separators=(",", ":")), safe=READABLE)

@@ -121,7 +121,7 @@ class Harbor:
         )
 
     def _overlays(self, folder: Path) -> list[Path]:
-        """Docker on Linux knows its host by this name only where it is told so."""
+        """Maps the name to the host, which Docker on Linux does only on request."""
         if self._environment != "docker" or self._host != "host.docker.internal":
             return []
         overlay = folder / "host.yaml"

@@ -1,7 +1,7 @@
 """The player: one conversation per seat, for environments whose loop is ours.
 
 An observation is a user turn (or the tool's result) that extends the conversation exactly; the reply is the action. A kind
-gives an `Game`, and `play_episode` makes an `EpisodeResult` of it. Knows nothing of any kind.
+gives a `Game`, and `play_episode` makes an `EpisodeResult` of it. Knows nothing of any kind.
 """
 
 from __future__ import annotations

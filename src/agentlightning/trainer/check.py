@@ -164,7 +164,7 @@ def _tasks(config: Config, source: str, most: int | None = None) -> list[JSON]:
 
 async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, name: str) -> dict[str, float]:
     """Held-out success of the configured model: ``{"greedy": …, "sampled": …}``, of an external one ``{"as_asked": …}``."""
-    config = await with_environment(config, folder, progress.note)
+    config = await with_environment(config, folder, progress, ["val"])
     rows = _tasks(config, _source(config, "val"), config.eval.tasks)
     async with serve_model(config, folder, progress, name) as (collector, processes):
         success: dict[str, float] = {}
@@ -198,7 +198,7 @@ async def check_agent(
 ) -> CheckResult:
     """One rollout on the first training task, which `show` gets at once, then the base success over the first `tasks` ones
     (None: all), each tried so many times. No learner is started; the speed of its updates is estimated."""
-    config = await with_environment(config, folder, progress.note)
+    config = await with_environment(config, folder, progress)
     source = _source(config, "train")
     models: Mapping[str, FoundModel] = {}
     group_size = 1
@@ -308,7 +308,7 @@ async def record_rollouts(
 
     Raises NoCallsError where no rollout reached the gateway.
     """
-    config = await with_environment(config, folder, progress.note)
+    config = await with_environment(config, folder, progress, ["train"])
     rows, attempts = _tasks(config, _source(config, "train"), most_tasks), config.agent.max_attempts
     new = rollouts_of(
         config, folder.run_id, rows, mode="train", group="record", replicas=per_task, max_attempts=attempts

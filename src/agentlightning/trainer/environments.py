@@ -8,26 +8,30 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Collection
 
 import orjson
 
 from agentlightning.config.agent import ENVIRONMENT, EnvConfig
 from agentlightning.config.run import Config
-from agentlightning.environments.base import EnvironmentName
+from agentlightning.environments.base import EnvironmentName, Split
 from agentlightning.environments.packages import interpreter
 from agentlightning.errors import ConfigError, DataError, InputError
 from agentlightning.records import JSON
 from agentlightning.runtime.children import inheritable, secrets_line
 from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.progress import Progress
 
 TRAIN_TASKS = 1000
 """Training tasks of an environment, at most: those that the steps take, if they are fewer."""
 VAL_TASKS = 100
 
 
-async def with_environment(config: Config, folder: RunFolder, note: Callable[[str], None]) -> Config:
-    """The configuration with the environment's agent and the files of its tasks; `note` is told what their check found.
+async def with_environment(
+    config: Config, folder: RunFolder, progress: Progress, splits: Collection[Split] = ("train", "val")
+) -> Config:
+    """The configuration with the environment's agent and the files of its tasks, of these splits; `progress` is told what
+    their check found.
 
     ConfigError for an environment that is not there or not installed; DataError where its tasks cannot be trained on.
     """
@@ -37,18 +41,19 @@ async def with_environment(config: Config, folder: RunFolder, note: Callable[[st
     agent = config.agent
     if agent.run == ENVIRONMENT:
         agent = agent.model_copy(update={"run": f"{ENVIRONMENT}{name}"})
-    wanted = {split: getattr(config.data, split) == ENVIRONMENT for split in ("train", "val")}
+    wanted = [split for split in splits if getattr(config.data, split) == ENVIRONMENT]
     data = config.data
-    if any(wanted.values()):
+    if wanted:
+        progress.phase("starting: tasks", 0, 1)
         most = config.trainer.steps * config.trainer.tasks_per_step
-        limits = {
+        limits: dict[Split, int] = {
             "train": min(TRAIN_TASKS, TRAIN_TASKS if config.trainer.epochs else most),
             "val": min(VAL_TASKS, config.eval.tasks or VAL_TASKS),
         }
-        arguments = [word for split, limit in limits.items() if wanted[split] for word in (f"--{split}", str(limit))]
+        arguments = [word for split in wanted for word in (f"--{split}", str(limits[split]))]
         made = await make_tasks(config.env, [*arguments, "--seed", str(config.trainer.seed)])
         for warning in made["warnings"]:
-            note(f"env {name}: {warning}")
+            progress.note(f"env {name}: {warning}")
         files = {split: folder.write_tasks(f"env-{split}.jsonl", rows) for split, rows in made["rows"].items()}
         data = data.model_copy(update=files)
     own = config.env if (agent.run or "").startswith(ENVIRONMENT) else None

@@ -22,14 +22,12 @@ SAME = (
     ("agent", "run"),
     ("agent", "command"),
     ("agent", "reward"),
-    ("data", "train"),
-    ("env", "name"),
 )
-"""Settings that a probe must have in common with the run that takes it."""
+"""Settings that a probe must have in common with the run that takes it; its tasks are found by their content."""
 
 
 async def probe_tries(store: LightningStore, run_id: str) -> list[tuple[str, float | None]]:
-    """Task key and reward of each try of the run's probe, the newest of the same model, agent and tasks; none without."""
+    """Task key and reward of each try of the run's probe, the newest of the same model, agent and rewards; none without."""
     run = await find_run(store, run_id)
     taken = run.summary.get(TAKEN)
     if taken is None:

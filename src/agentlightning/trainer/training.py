@@ -103,7 +103,7 @@ class Training(RunSession[TrainResult]):
                 "for prompts over an external model, and agl check, agl eval and agl prompts test take one, too"
             )
         check_checkpoint_url(self._config.trainer)
-        self._config = await with_environment(self._config, self._folder, self._progress.note)
+        self._config = await with_environment(self._config, self._folder, self._progress)
         self._check_algorithms()
         self._progress.phase("starting: model", 0, 3)
         self._config = await with_defaults(self._config, self._progress.note)

@@ -8,12 +8,10 @@ name and renamed, so that a reader never sees half of one.
 from __future__ import annotations
 
 import copy
-import ctypes
 import json
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -387,10 +385,3 @@ def recompute(model: Any, folder: Path) -> None:
     for layer in found:
         layer.gradient_checkpointing = layer.training = True  # training of the layer alone: its dropout stays off
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-
-
-def release_memory() -> None:
-    """Give the system back what was freed, where the C library is glibc; it takes the time to touch those pages again."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)

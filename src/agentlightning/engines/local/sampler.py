@@ -38,7 +38,7 @@ from agentlightning.engines.base import LearnerSetup
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.decoding import Constraint
 from agentlightning.engines.local.images import read_images
-from agentlightning.engines.local.model import is_tiny, release_memory, settle
+from agentlightning.engines.local.model import is_tiny, settle
 from agentlightning.engines.local.parts import WEIGHTS_KEY
 from agentlightning.engines.local.scheduler import (
     PREFILL_TOKENS,
@@ -391,7 +391,6 @@ class Sampler:
                         loaded.set_exception(error)
                     else:
                         log.info("sampling with weights version %s", version)
-                        release_memory()
                         loaded.set_result(None)
                     self._loading = False
                     on_progress()
