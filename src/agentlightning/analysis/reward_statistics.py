@@ -1,8 +1,6 @@
 """Reward statistics of a stored run: distributions, and signs that its policy earns the reward otherwise than was
-meant. A sign is no proof: each comes with its numbers and what to look at.
-
-``agl rewards report`` and the console's page drive it. Rollouts are read a step at a time, a bounded number of each.
-"""
+meant. A sign is no proof: each comes with its numbers and what to look at. ``agl rewards report`` and the console's
+page drive it. Rollouts are read a step at a time, a bounded number of each."""
 
 from __future__ import annotations
 
@@ -137,9 +135,7 @@ async def read_rewarded(
     store: LightningStore, run_id: str, steps: Sequence[int], *, calls: bool = False, limit: int = MAX_ROLLOUTS
 ) -> list[RewardedRollout]:
     """The rollouts enqueued for these steps that succeeded, at most `limit` of a step; with `calls` with their calls.
-
-    NotFoundError where there is none.
-    """
+    NotFoundError where there is none."""
     found: list[RewardedRollout] = []
     for step in steps:
         query = RolloutQuery(run_id=run_id, step=step, mode="train", states=["succeeded"], limit=limit)
@@ -157,10 +153,8 @@ async def read_rewarded(
 
 
 async def latest_steps(store: LightningStore, run_id: str, count: int, spread: bool = False) -> list[int]:
-    """The last steps of a run that were trained; with `spread`, as many over the whole run.
-
-    NotFoundError where none was.
-    """
+    """The last steps of a run that were trained; with `spread`, as many over the whole run. NotFoundError where none
+    was."""
     last = (await find_run(store, run_id)).summary.get("step")
     if not isinstance(last, int) or last < 1:
         raise NotFoundError(f"{run_id}: has no training step yet")

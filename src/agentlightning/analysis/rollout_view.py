@@ -1,7 +1,5 @@
-"""A rollout as text: the conversation, call by call, with its tokens and rewards.
-
-Driven by ``agl rollouts show``, ``agl check`` and notebooks. Knows no stores.
-"""
+"""A rollout as text: the conversation, call by call, with its tokens and rewards. Driven by ``agl rollouts show``,
+``agl check`` and notebooks. Knows no stores."""
 
 from __future__ import annotations
 

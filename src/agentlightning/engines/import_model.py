@@ -1,9 +1,6 @@
 """Import a model: a folder that transformers, vLLM and this trainer load, made of a GGUF file, a folder or a hub name.
-
-``agl models import`` runs it. Quantised weights are de-quantised to bfloat16: what llama.cpp or Ollama run can be trained.
-A PEFT adapter is merged into its base model.
-The folder records where its weights come from, so that a trained model's licence can be looked up.
-"""
+Quantised weights are de-quantised to bfloat16: what llama.cpp or Ollama run can be trained. A PEFT adapter is merged
+into its base model."""
 
 from __future__ import annotations
 
@@ -61,11 +58,9 @@ class ModelSource:
 
 
 def import_model(source: str, to: Path) -> ModelSource:
-    """Make the folder `to` of a .gguf file, a folder with a model or an adapter, or ``hub:NAME``.
-
-    ConfigError where `to` exists or the source is none of the three, ModelError where it cannot be read or transformers
-    does not know its architecture, MissingExtraError without gguf or peft. Nothing stands at `to` unless all of it does.
-    """
+    """Make the folder `to` of a .gguf file, a folder with a model or an adapter, or ``hub:NAME``. ConfigError where
+    `to` exists or the source is none of the three, ModelError where it cannot be read or transformers does not know its
+    architecture, MissingExtraError without gguf or peft. Nothing stands at `to` unless all of it does."""
     if to.exists():
         raise ConfigError(f"--to: {to} exists; expected a new folder")
     if not (source.startswith(HUB) or Path(source).suffix.lower() == ".gguf" or Path(source).is_dir()):

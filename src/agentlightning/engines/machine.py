@@ -1,8 +1,6 @@
 """Machine: the device on which a local engine would compute, its memory and speed, found before anything else starts.
-
 The trainer chooses defaults by it, says it first, and estimates a run's memory and time. A child process measures
-(`local/measure.py`), since torch is not loaded here.
-"""
+(`local/measure.py`), since torch is not loaded here."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """The methods of the store over HTTP: one POST each, its arguments by name; msgpack for our client, JSON for others.
-
-Bare ASGI, since workers call methods thousands of times a second. Every request to /api passes here: its caller must be
-known (access.py) and, on a server without a key, no web page; its body is bounded in size and time. A method is
-decoded in one pass, allowed and executed once for the request that its key names (store/request.py); other paths go
-on to FastAPI (rest.py). Bugs are answered without a traceback, which goes to the log. Knows nothing of how a store works.
-"""
+Every request to /api passes here: its caller must be known (access.py) and, on a server without a key, no web page; its
+body is bounded in size and time. A method is decoded in one pass, allowed and executed once for the request that its
+key names (store/request.py); other paths go on to FastAPI (rest.py)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The worker process: ``python -m agentlightning.runner --server URL --run RUN (--agent SPEC | --command CMD) …``.
-
-Started by the supervisor (with --child: it then ends with its parent, which hands it the server's key) or by ``agl
-worker``, which has it in AGL_SERVER_KEY. It may be the first process of a container. Exit codes: 0 stopped; 2 what the user
-gave is wrong; 75 an agent hung the process: start another; 1 else.
-"""
+"""The worker process: ``python -m agentlightning.runner --server URL --run RUN (--agent SPEC | --command CMD) …``. Exit
+codes: 0 stopped; 2 what the user gave is wrong; 75 an agent hung the process: start another; 1 else."""
 
 from __future__ import annotations
 
@@ -298,9 +294,7 @@ def _agent_settings(config: Mapping[str, Any], *names: str) -> AgentConfig:
 
 def trace_agents(agent: AgentConfig, server_url: str) -> None:
     """Observe the function agents of this process. Comes after the agent's module, whose own TracerProvider is kept.
-
-    ConfigError where an instrumentation or an installed framework adapter is missing or does not fit.
-    """
+    ConfigError where an instrumentation or an installed framework adapter is missing or does not fit."""
     load_installed_adapters()
     ContextPropagator(server_url).install()
     if agent.instrumentations:

@@ -1,7 +1,5 @@
 """AgentLightningClient: take rollouts and report on them without our worker, from any machine that reaches the server.
-
-Thin over `LightningStoreClient`. Whoever drives it sends heartbeats: a lease lasts 30 s.
-"""
+Thin over `LightningStoreClient`. Whoever drives it sends heartbeats: a lease lasts 30 s."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Traces from files as a recorded run: for `agl train --from-run`, reward functions and whoever wants to look at them.
-
-Driven by ``agl record --traces``. Every episode becomes a finished rollout whose calls have text and no
-tokens, as those of an external model have; of mode train, unless the file says that it was an evaluation. A rollout is
-written whole or not at all: after a kill, the run holds those that were.
-"""
+Every episode becomes a finished rollout whose calls have text and no tokens, as those of an external model have; of
+mode train, unless the file says that it was an evaluation. A rollout is written whole or not at all: after a kill, the
+run holds those that were."""
 
 from __future__ import annotations
 
@@ -193,11 +191,8 @@ def _batches(episodes: Iterable[Episode]) -> Iterator[list[Episode]]:
 def call_records(
     calls: Iterable[ModelCall], rollout: Rollout, attempt: int, call_id: Callable[[int], str]
 ) -> list[Call]:
-    """The calls that can be learned from (`ModelCall.missing`) as records of an attempt.
-
-    call_id: the id of the n-th record, from 0. The policy is '': what an external model answered. Token counts are
-    those that the trace tells.
-    """
+    """The calls that can be learned from (`ModelCall.missing`) as records of an attempt. call_id: the id of the n-th
+    record, from 0. The policy is '': what an external model answered. Token counts are those that the trace tells."""
     histories: dict[bytes, Call] = {}
     records: list[Call] = []
     for one in calls:

@@ -1,8 +1,6 @@
-"""Warnings from an agent's source about what would fail once it runs: a plain function that sets time limits by SIGALRM.
-
-`agl train` and `agl check` say it before the run starts. Nothing is imported; what a library does inside is known of
-math_verify alone.
-"""
+"""Warnings from an agent's source about what would fail once it runs: a plain function that sets time limits by
+SIGALRM. `agl train` and `agl check` say it before the run starts. Nothing is imported; what a library does inside is
+known of math_verify alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Processes: everything that runs beside the trainer for one run, started and ended together.
-
-The trainer, the evaluation and the check use it. It knows which process needs what; not what any of them does.
-"""
+"""Processes: everything that runs beside the trainer for one run, started and ended together. The trainer, the
+evaluation and the check use it. It knows which process needs what; not what any of them does."""
 
 from __future__ import annotations
 
@@ -58,11 +56,9 @@ log = logging.getLogger(__name__)
 
 
 class Processes:
-    """The processes of one run, started and ended together: server, store client, engine, workers.
-
-    With an external model there are no engine and no policies; with a store at ``http://…`` no server is started. Making
-    one starts nothing: it raises ModelError, MissingExtraError or ConfigError where something is missing.
-    """
+    """The processes of one run, started and ended together: server, store client, engine, workers. With an external
+    model there are no engine and no policies; with a store at ``http://…`` no server is started. Making one starts
+    nothing: it raises ModelError, MissingExtraError or ConfigError where something is missing."""
 
     store: LightningStore
     engine: Engine
@@ -334,10 +330,8 @@ async def _abandon(work: asyncio.Future[Any]) -> None:
 
 @asynccontextmanager
 async def record_run_status(store: LightningStore, run_id: str) -> AsyncIterator[None]:
-    """Work that raises leaves its run as failed, or interrupted where it was cancelled; that it is done, it says itself.
-
-    What was raised goes on, even where the store cannot be told.
-    """
+    """Work that raises leaves its run as failed, or interrupted where it was cancelled; that it is done, it says
+    itself. What was raised goes on, even where the store cannot be told."""
     try:
         yield
     except RunTakenError:
@@ -354,10 +348,8 @@ async def record_run_status(store: LightningStore, run_id: str) -> AsyncIterator
 
 @asynccontextmanager
 async def worker_token(store: LightningStore, run_id: str) -> AsyncIterator[str]:
-    """The secret of a token for workers of this run, until they have ended.
-
-    It does not expire, since a run may last for weeks. Those of a trainer that was killed are revoked first.
-    """
+    """The secret of a token for workers of this run, until they have ended. It does not expire, since a run may last
+    for weeks. Those of a trainer that was killed are revoked first."""
     for token in await store.tokens(run_id):
         if token.name == WORKERS and token.role == "worker" and token.revoked_ns is None:
             await store.revoke_token(token.id)

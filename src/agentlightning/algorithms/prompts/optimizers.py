@@ -21,11 +21,9 @@ MAX_MERGES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class APO(RacedSearch):
-    """A critique of the text as its gradient, an edit against it as the step, and a beam of the best texts.
-
-    Pryzant et al. 2023, Automatic Prompt Optimization with "Gradient Descent" and Beam Search, arXiv 2305.03495, as Agent
-    Lightning 0.3 had it. Its bandit that chooses among candidates is a race here.
-    """
+    """A critique of the text as its gradient, an edit against it as the step, and a beam of the best texts. Pryzant et
+    al. 2023, Automatic Prompt Optimization with "Gradient Descent" and Beam Search, arXiv 2305.03495, as Agent
+    Lightning 0.3 had it. Its bandit that chooses among candidates is a race here."""
 
     name: ClassVar[str] = "apo"
 
@@ -111,11 +109,9 @@ class GEPA(RacedSearch):
 def merged_texts(
     one: PromptCandidate, other: PromptCandidate, known: dict[int, PromptCandidate]
 ) -> dict[str, str] | None:
-    """Of each template the text that changed since the nearest common ancestor; None where there is no such ancestor, or
-    where one of the two changed nothing that the other did not.
-
-    Texts (a, b) of the ancestor, (a', b) and (a, b') of the two: (a', b'). Templates that both changed have the first's.
-    """
+    """Of each template the text that changed since the nearest common ancestor; None where there is no such ancestor,
+    or where one of the two changed nothing that the other did not. Texts (a, b) of the ancestor, (a', b) and (a, b') of
+    the two: (a', b'). Templates that both changed have the first's."""
     theirs = set(_line(other, known))
     ancestor = next((known[number] for number in _line(one, known) if number in theirs), None)
     if ancestor is None or ancestor.number in (one.number, other.number):

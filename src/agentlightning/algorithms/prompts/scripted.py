@@ -1,8 +1,6 @@
 """A scripted optimiser model, for tests, benchmarks and the demo: it edits by a small grammar and is no language model.
-
-It reads nothing but the request that it is sent, and draws one edit, the same for the same request and number. Where the
-request has rollouts, a critique or texts that were tried, an edit is the likelier the more they speak for it.
-"""
+It reads nothing but the request that it is sent, and draws one edit, the same for the same request and number. Where
+the request has rollouts, a critique or texts that were tried, an edit is the likelier the more they speak for it."""
 
 from __future__ import annotations
 
