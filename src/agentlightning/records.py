@@ -101,18 +101,6 @@ class RunStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSize:
-    """The size of what is stored of a run."""
-
-    run_id: str
-    rollouts: int
-    calls: int
-    spans: int
-    bytes: int
-    """Size of its values, without what the database adds to them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
     """The place in a recorded attempt at which a rollout begins: its agent starts anew, and the attempt's first calls of
     policies are answered from the record."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentlightning.cli.options import bytes_of, seconds_of, shown_bytes
+from agentlightning.cli.options import bytes_of, seconds_of
 from agentlightning.errors import ConfigError
 
 Read = Callable[[str | None, str], float | None]
@@ -30,7 +30,3 @@ def test_sizes_and_times_are_read(read: Read, text: str | None, value: float | N
 def test_what_is_no_size_or_time_is_refused(read: Read, text: str) -> None:
     with pytest.raises(ConfigError, match=r"--option: expected a (size|time such as 90m)"):
         read(text, "--option")
-
-
-def test_sizes_are_shown_for_people() -> None:
-    assert [shown_bytes(size) for size in (0, 999, 1200, 3_400_000_000)] == ["0 B", "999 B", "1.2 KB", "3.4 GB"]

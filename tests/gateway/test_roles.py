@@ -124,7 +124,6 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "wait_resources": {"run_id": run_id, "after": {}, "timeout_s": 0.0},
         "follow_metrics": {"run_id": run_id, "timeout_s": 0.0},
         "statistics": {"run_id": run_id},
-        "sizes": {"run_ids": [run_id]},
         "drop_records": {"rollout_ids": [rollout_id]},
         "delete_runs": {"run_ids": [run_id]},
         "open_step": {"run_id": run_id, "step": 1, "consumed": []},
@@ -222,7 +221,6 @@ async def test_what_names_no_run_is_narrowed_to_the_tokens(admin: LightningStore
         assert [one.run_id for one in await store.rollouts(RolloutQuery())] == [run_id]
         assert await store.rollouts(RolloutQuery(ids=[other.rollout.id])) == []
         assert [one.run_id for one in await store.workers()] == [run_id]
-        assert [one.run_id for one in await store.sizes()] == [run_id]
         assert {token.run_id for token in await store.tokens()} == {run_id}
 
 

@@ -101,7 +101,6 @@ async def test_what_may_be_repeated_changes_nothing_when_its_answer_was_lost(
             await store.rewards(ids),
             await store.credit(ids),
             await store.rollouts(RolloutQuery(run_id=run_id)),
-            [(each.run_id, each.calls, each.spans, each.rollouts) for each in await store.sizes([run_id])],
         ]
 
     await append()

@@ -66,13 +66,10 @@ async def test_credit_of_steps_that_are_too_old_is_dropped(store: LightningStore
     await store.drop_credit("nowhere", before=9)
 
 
-async def test_credit_counts_in_the_size_of_a_run_and_goes_with_the_records(store: LightningStore) -> None:
+async def test_credit_goes_with_the_records(store: LightningStore) -> None:
     [claim] = await claimed(store)
     run_id = claim.rollout.run_id
-    [before] = await store.sizes([run_id])
     await store.record_credit([a_credit(claim, "a", token_advantages=[0.5] * 1000, token_ratios=[1.0] * 1000)])
-    [after] = await store.sizes([run_id])
-    assert 8000 <= after.bytes - before.bytes < 8500
     await store.finish([ending(claim)])
     await store.drop_records([claim.rollout.id])
     assert await store.credit([claim.rollout.id]) == []

@@ -6,7 +6,7 @@ import asyncio
 import math
 
 import pytest
-from store_samples import Clock, a_call, a_run, a_span, a_worker, claimed, ending, some
+from store_samples import Clock, a_run, a_worker, some
 
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.records import Metric, Resource
@@ -131,25 +131,6 @@ async def test_statistics_of_one_run_are_those_of_no_other(store: LightningStore
     await store.update_run(run_ids[0], "finished")
     assert await store.statistics(run_ids[0]) == await store.statistics("nowhere") == []
     assert [number.run_id for number in await store.statistics()] == run_ids[1:]
-
-
-async def test_sizes_count_what_a_run_holds(store: LightningStore) -> None:
-    empty = await a_run(store)
-    claims = await claimed(store, 3)
-    run_id = claims[0].rollout.run_id
-    [before] = await store.sizes([run_id])
-    assert (before.run_id, before.rollouts, before.calls, before.spans) == (run_id, 3, 0, 0)
-    assert before.bytes > 0
-    long = {"content": "ä" * 5000}
-    await store.append_calls([a_call(claims[0], completion=long), a_call(claims[1], suffix_ids=[7] * 1000)])
-    await store.append_spans([a_span(claims[0])])
-    await store.finish([ending(claim) for claim in claims])
-    sizes = await store.sizes()
-    assert [size.run_id for size in sizes] == [run_id, empty]
-    assert (sizes[0].rollouts, sizes[0].calls, sizes[0].spans) == (3, 2, 1)
-    assert sizes[0].bytes - before.bytes > 10_000
-    assert (sizes[1].rollouts, sizes[1].calls, sizes[1].spans, sizes[1].bytes) == (0, 0, 0, 0)
-    assert await store.sizes(["nowhere"]) == []
 
 
 async def test_waiting_for_finished_rollouts_brings_a_bounded_number_at_a_time(store: LightningStore) -> None:

@@ -49,7 +49,6 @@ async def everything(store: LightningStore, claims: list[Claim]) -> dict[str, ob
         "steps": await store.steps(run_id),
         "checkpoints": await store.checkpoints(run_id),
         "workers": await store.workers(run_id),
-        "sizes": await store.sizes([run_id]),
     }
 
 
@@ -67,7 +66,6 @@ async def test_dropped_records_leave_state_rewards_and_outcome(store: LightningS
     rewards = await store.rewards(ids)
     assert [reward.value for reward in rewards] == [0.25, 1.0] * 3
     assert [reward.call_id is not None for reward in rewards] == [False, False, False, False, True, False]
-    assert (await store.sizes([claims[0].rollout.run_id]))[0].calls == 2
 
 
 async def test_records_of_every_attempt_are_dropped_and_dropping_again_drops_nothing(store: LightningStore) -> None:

@@ -190,12 +190,6 @@ def seconds_of(text: str | None, name: str) -> float | None:
     return None if text is None else _quantity(text, name, SECONDS, "a time such as 90m, 12h, 30d or 8w")
 
 
-def shown_bytes(size: int) -> str:
-    """For people: 1.2 GB."""
-    unit = next((unit for unit in reversed([*BYTES]) if size >= BYTES[unit]), "")
-    return f"{size / BYTES[unit]:.1f} {unit}" if unit else f"{size} B"
-
-
 def _quantity(text: str, name: str, units: Mapping[str, int], expected: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text.strip())
     if match is None or match[2] not in units:

@@ -13,20 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from agentlightning.cli.options import (
-    SECONDS,
     Json,
     RunId,
     Runs,
     Settings,
     Store,
-    bytes_of,
     interval,
     number,
     print_columns,
     print_json,
     say,
     seconds_of,
-    shown_bytes,
     time_text,
     with_store,
 )
@@ -37,9 +34,8 @@ if TYPE_CHECKING:
     from agentlightning.analysis.compare import RunComparison
     from agentlightning.analysis.suggestions import EarlierRun, Suggestions
     from agentlightning.analysis.task_rates import TaskReport
-    from agentlightning.records import Call, Run, RunSize
+    from agentlightning.records import Call, Run
     from agentlightning.store.base import LightningStore
-    from agentlightning.store.retention import Keep
 
 BAR = 40
 """Columns of a lane that fills the whole step."""
@@ -68,7 +64,6 @@ def list_runs(
     limit: Annotated[int, typer.Option("--limit", min=1, help="List at most this many runs.")] = 20,
     everything: Annotated[bool, typer.Option("--all", help="Also the runs of agl check.")] = False,
     runs: Runs = Path("runs"),
-    sizes: Annotated[bool, typer.Option("--sizes", help="Also how much each holds; reads all of it.")] = False,
     queue: Annotated[
         bool, typer.Option("--queue", help="Only the queued and running work of each running run.")
     ] = False,
@@ -80,20 +75,12 @@ def list_runs(
     from agentlightning.analysis.run_settings import tags_of
     from agentlightning.trainer.serving import CHECK
 
-    async def work(opened: LightningStore) -> tuple[list[Run], dict[str, RunSize]]:
-        found = await opened.runs(limit=limit if everything else None)
-        found = [run for run in found if everything or run.name != CHECK][:limit]
-        return found, {one.run_id: one for one in await opened.sizes([run.id for run in found])} if sizes else {}
-
-    found, held = with_store(store, work)
-    head = ["run", "name", "tags", "state", "step", "reward", "held-out greedy", "created (UTC)"]
-    rows = [[*head, *(["rollouts", "calls", "spans", "size"] if sizes else [])]]
-    for run in found:
+    found = with_store(store, lambda opened: opened.runs(limit=limit if everything else None))
+    rows = [["run", "name", "tags", "state", "step", "reward", "held-out greedy", "created (UTC)"]]
+    for run in [run for run in found if everything or run.name != CHECK][:limit]:
         rewards = [run.summary.get(name) for name in ("train/reward_mean", "eval/greedy/reward_mean")]
         row = [run.id, run.name, " ".join(tags_of(run)), state_of(run, runs), str(run.summary.get("step", ""))]
         row += [*map(number, rewards), time_text(run.created_ns)]
-        if size := held.get(run.id):
-            row += [str(size.rollouts), str(size.calls), str(size.spans), shown_bytes(size.bytes)]
         rows.append(row)
     print_columns(rows, "no run yet; start one with: agl demo")
 
@@ -459,12 +446,6 @@ def delete(
     older_than: Annotated[
         str | None, typer.Option("--older-than", help="Delete runs unchanged for this long: 30d, 12h, 8w.")
     ] = None,
-    keep_size: Annotated[
-        str | None, typer.Option("--keep-size", help="Delete the oldest runs until the rest fit: 10GB, 500MB.")
-    ] = None,
-    keep_records: Annotated[
-        str | None, typer.Option("--keep-records", help="Delete calls and spans trained on this long ago: 7d.")
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
     ] = False,
@@ -472,21 +453,18 @@ def delete(
     force: Force = False,
     yes: Yes = False,
 ) -> None:
-    """Delete runs and all their records, by id or by age and size. Checkpoint folders stay on disk.
+    """Delete runs and all their records, by id or by age. Checkpoint folders stay on disk.
 
-    By age and size, the longest unchanged runs go first and running ones never. Deleting a prompt search also deletes the
-    run RUN-optimizer, which records its optimizer model's calls.
+    By age, running ones never go. Deleting a prompt search also deletes the run RUN-optimizer, which records its optimizer
+    model's calls.
     """
-    from agentlightning.store.retention import Keep
-
-    ages = [seconds_of(older_than, "--older-than"), seconds_of(keep_records, "--keep-records")]
-    days, record_days = (None if age is None else age / SECONDS["d"] for age in ages)
-    keep = Keep(days=days, bytes=bytes_of(keep_size, "--keep-size"), record_days=record_days)
-    if bool(runs) == (keep != Keep()) or (runs and dry_run):
-        raise ConfigError(
-            "agl runs delete: give ids of runs, or --older-than, --keep-size or --keep-records (these with --dry-run)"
-        )
-    with_store(store, lambda opened: _delete(opened, runs, force, yes) if runs else _prune(opened, keep, dry_run, yes))
+    age_s = seconds_of(older_than, "--older-than")
+    if bool(runs) == (age_s is not None) or (runs and dry_run):
+        raise ConfigError("agl runs delete: give ids of runs, or --older-than (this one with --dry-run)")
+    if age_s is None:
+        with_store(store, lambda opened: _delete(opened, runs or [], force, yes))
+    else:
+        with_store(store, lambda opened: _delete_old(opened, age_s, dry_run, yes))
 
 
 async def _delete(store: LightningStore, runs: Sequence[str], force: bool, yes: bool) -> None:
@@ -501,22 +479,22 @@ async def _delete(store: LightningStore, runs: Sequence[str], force: bool, yes: 
     typer.echo(f"{deleted + await store.delete_runs(optimizer_runs)} deleted")
 
 
-async def _prune(store: LightningStore, keep: Keep, dry_run: bool, yes: bool) -> None:
+async def _delete_old(store: LightningStore, age_s: float, dry_run: bool, yes: bool) -> None:
     import time
 
-    from agentlightning.store.retention import delete_doomed, drop_old_records, find_doomed
-
-    now_ns = time.time_ns()
-    doomed = await find_doomed(store, keep, now_ns)
-    for one in doomed:
-        size = "" if one.bytes is None else f" ({shown_bytes(one.bytes)})"
-        typer.echo(f"{one.run.id}  {one.run.name}  {one.run.state}: {one.reason}{size}")
-    if doomed and not dry_run:
-        _ask(f"delete these {len(doomed)} runs permanently?", yes)
-        doomed = await delete_doomed(store, doomed)
-    calls = await drop_old_records(store, keep, now_ns, without={one.run.id for one in doomed}, dry=dry_run)
-    would = "would be " if dry_run else ""
-    typer.echo(f"{len(doomed)} runs {would}deleted, and {calls} calls of runs that stay")
+    before_ns = time.time_ns() - int(age_s * 1e9)
+    old = [run for run in await store.runs() if run.state != "running" and run.updated_ns < before_ns]
+    for run in old:
+        typer.echo(f"{run.id}  {run.name}  {run.state}: unchanged since {time_text(run.updated_ns)} UTC")
+    if old and not dry_run:
+        _ask(f"delete these {len(old)} runs permanently?", yes)
+    deleted = 0
+    for run in () if dry_run else old:
+        try:
+            deleted += await store.delete_runs([run.id])
+        except ConflictError as refused:  # an alias names one of its models; the others go
+            typer.echo(f"{run.id} is kept: {refused}")
+    typer.echo(f"{len(old)} runs would be deleted" if dry_run else f"{deleted} runs deleted")
 
 
 async def _refuse_running(store: LightningStore, run: str, force: bool) -> None:

@@ -31,14 +31,6 @@ Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to lis
 GatewayCount = Annotated[
     int, typer.Option("--gateways", min=1, help="Gateway processes; several need postgresql:// or redis://.")
 ]
-KeepDays = Annotated[
-    float | None, typer.Option("--keep-days", help="Delete runs that did not change for so many days.")
-]
-KeepSize = Annotated[str | None, typer.Option("--keep-size", help="Delete runs until the others hold so much: 10GB.")]
-KeepRecordsDays = Annotated[
-    float | None,
-    typer.Option("--keep-records-days", help="Delete calls of rollouts learned from so many days ago."),
-]
 ExternalKeysFile = Annotated[
     Path | None,
     typer.Option(
@@ -76,9 +68,6 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8088,
     gateways: GatewayCount = 1,
-    keep_days: KeepDays = None,
-    keep_size: KeepSize = None,
-    keep_records_days: KeepRecordsDays = None,
     external_keys: ExternalKeysFile = None,
     max_parallel_requests: MaxParallelRequests = None,
     max_request_bytes: MaxRequestBytes = None,
@@ -96,8 +85,7 @@ def serve(
     """Serve agents, workers and trainers; with --store http://…, be one gateway more of the server there.
 
     The key that guards /api (and opens a store of another server) is read from AGL_SERVER_KEY. Without it one is made, kept
-    in a file and found by your commands on this machine. What is more than the limits given is
-    deleted once an hour, as `agl runs delete` does it. With --policy users ask a registered model, without a trainer.
+    in a file and found by your commands on this machine. With --policy users ask a registered model, without a trainer.
     """
     from agentlightning.gateway.__main__ import run
     from agentlightning.gateway.external_keys import read_file
@@ -119,11 +107,9 @@ def serve(
             "--external-key": None if external_keys is None else read_file(external_keys),
         }
     )
-    size = bytes_of(keep_size, "--keep-size")
-    keep = _words({"--keep-days": keep_days, "--keep-bytes": size, "--keep-record-days": keep_records_days})
-    # Only one of several deletes what is too old, and each has its own port for metrics.
+    # Each of several has its own port for metrics.
     ports = [None if metrics_port is None else metrics_port + number for number in range(gateways)]
-    own = [_words({"--metrics-port": one}) + ([] if number else keep) for number, one in enumerate(ports)]
+    own = [_words({"--metrics-port": one}) for one in ports]
     if gateways == 1 and serving is None:
         run(["--store", url, "--host", host, "--port", str(port), *arguments, *own[0]])
     else:

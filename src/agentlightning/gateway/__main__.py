@@ -33,7 +33,6 @@ from agentlightning.runtime.process_secrets import add_key_options, take_key
 from agentlightning.runtime.watchdog import ChildHeartbeat, beat_to_parent
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
-from agentlightning.store.retention import KEEP_ALL, Keep, keep_pruned
 from agentlightning.store.server_keys import (
     KEY_VARIABLE,
     ServerLock,
@@ -70,30 +69,28 @@ def run(arguments: Sequence[str] | None = None) -> None:
     given = os.environ.get(KEY_VARIABLE) or None
     log.configure(level, [given] if given else [])
     raise_file_limit()
-    keep = Keep(days=options.keep_days, bytes=options.keep_bytes, record_days=options.keep_record_days)
     settings = read_options(options)  # before anybody is kept waiting by a server that ends at once
     fd, host = options.fd, options.host
     listener = _listen(host, options.port, "--port") if fd is None else socket.socket(fileno=fd)
-    serve(store_url, listener, given, keep, settings, beat_to_parent())
+    serve(store_url, listener, given, settings, beat_to_parent())
 
 
 def serve(
     store_url: str,
     listener: socket.socket,
     given_key: str | None,
-    keep: Keep = KEEP_ALL,
     settings: ServerSettings | None = None,
     heartbeat: ChildHeartbeat | None = None,
 ) -> None:
     """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server; without it a key
-    is made, and the store's found if it is of this machine. Data beyond `keep` is deleted, once an hour."""
+    is made, and the store's found if it is of this machine."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)  # uvicorn raises it again once it has stopped; the store must still be closed then
 
     async def serving() -> None:
         beating = None if heartbeat is None else asyncio.create_task(heartbeat.follow_loop())
         try:
-            await _serve(store_url, listener, given_key, keep, settings or ServerSettings())
+            await _serve(store_url, listener, given_key, settings or ServerSettings())
         finally:
             if beating is not None:
                 beating.cancel()
@@ -114,7 +111,6 @@ async def _serve(
     store_url: str,
     listener: socket.socket,
     given_key: str | None,
-    keep: Keep,
     settings: ServerSettings,
 ) -> None:
     with ServerLock(store_url) as lock, contextlib.ExitStack() as stack:
@@ -138,8 +134,6 @@ async def _serve(
             gc.freeze()
             gc.set_threshold(5_000, 20, 100)
             logging.getLogger("agentlightning.gateway").info("serving on %s port %s", address, port)
-            if keep != KEEP_ALL:
-                app.background.start("pruning", lambda: keep_pruned(store, keep))
             await UvicornServer(app, settings=settings).serve(sockets=sockets)
 
 
@@ -188,9 +182,6 @@ def server_parser() -> argparse.ArgumentParser:
     parser.add_argument("--fd", type=int, help="a listening socket handed down by the parent, instead of host and port")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)
-    parser.add_argument("--keep-days", type=float, help="delete runs that did not change for so long")
-    parser.add_argument("--keep-bytes", type=int, help="delete runs until the others hold so much")
-    parser.add_argument("--keep-record-days", type=float, help="delete calls of rollouts learned from so long ago")
     add_key_options(parser)
     add_options(parser)
     return parser

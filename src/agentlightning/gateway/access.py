@@ -169,7 +169,6 @@ RULES: Mapping[str, MethodRule] = {
     "wait_resources": _rule(_READ, _run),
     "follow_metrics": _rule(_READ, _run),
     "statistics": _rule(_READ, _run, "run_id"),
-    "sizes": _rule(_READ, lambda given: Touched(runs=given["run_ids"]), "run_ids"),
     "open_step": _rule("trainer", _run),
     "close_step": _rule("trainer", _run),
     "steps": _rule(_READ, _run),

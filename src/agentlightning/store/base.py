@@ -38,7 +38,6 @@ from agentlightning.records import (
     Rollout,
     RolloutState,
     Run,
-    RunSize,
     RunState,
     RunStatistics,
     Span,
@@ -297,10 +296,6 @@ class LightningStore(ModelRegistry):
     @abc.abstractmethod
     async def statistics(self, run_id: str | None = None) -> list[RunStatistics]:
         """Returns the load of each run of state running, or of this one if it is; cheap however much the store holds."""
-
-    @abc.abstractmethod
-    async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
-        """Returns the size of each run (all, if None), newest first. Reads all of it: slow on large stores."""
 
     @abc.abstractmethod
     async def drop_records(self, rollout_ids: Sequence[str]) -> int:

@@ -43,7 +43,7 @@ FIRST_RETRY_TIMEOUT_S = 30.0
 """The same before its first response: then the address may be wrong, which somebody wants to know."""
 RESPONSE_TIMEOUT_S = 60.0
 """Seconds a server may take for a response, beyond what it is asked to wait."""
-LONG_WORK = {"sizes": 3600.0, "drop_records": 3600.0, "delete_runs": 3600.0}
+LONG_WORK = {"drop_records": 3600.0, "delete_runs": 3600.0}
 """Seconds beyond that for methods that go through all data of a run."""
 
 MAX_COALESCED_BYTES = 64 * 1024
@@ -57,7 +57,7 @@ LATE_S = 2.0
 
 _READING = (
     "aliases attempts calls checkpoints count credit files find_token follow_metrics metrics models resources rewards "
-    "rollouts runs series signing_secret sizes spans statistics steps summaries tokens wait wait_aliases wait_resources "
+    "rollouts runs series signing_secret spans statistics steps summaries tokens wait wait_aliases wait_resources "
     "workers"
 )
 READING = frozenset(_READING.split())
@@ -155,7 +155,6 @@ class LightningStoreClient(LightningStore):
     wait_resources = _request(LightningStore.wait_resources)
     follow_metrics = _request(LightningStore.follow_metrics)
     statistics = _request(LightningStore.statistics)
-    sizes = _request(LightningStore.sizes)
     drop_records = _request(LightningStore.drop_records)
     delete_runs = _request(LightningStore.delete_runs)
     create_token = _request(LightningStore.create_token)

@@ -17,21 +17,18 @@ records of rollouts that no crash can ask for again: a step that a checkpoint co
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import orjson
 
-from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
-from agentlightning.records import FINAL_STATES, Attempt, Call, Metric, Reward, Rollout, Run, RunSize, Span, Step
+from agentlightning.errors import ConfigError, StoreError
+from agentlightning.records import Attempt, Call, Metric, Reward, Rollout, Span, Step
 from agentlightning.runtime.disk import make_private_folder, open_private, sync
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_calls, read_metrics, read_rollouts, read_steps
@@ -174,125 +171,3 @@ def _new_folder(folder: Path) -> Path:
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was interrupted
     make_private_folder(partial)
     return partial
-
-
-# --- pruning ----------------------------------------------------------------------------------------------------------
-
-DAY_NS = 86_400 * 10**9
-EVERY_S = 3600.0  # time between two looks of a server
-REFUSALS = (ConflictError, NotFoundError)
-"""Errors about one run or step; any other is of the store itself, and ends a look."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """Bounds of what is kept. None: everything."""
-
-    days: float | None = None  # runs that changed within so many days
-    bytes: int | None = None  # runs until their sizes add up to this
-    record_days: float | None = None  # calls and spans of consumed rollouts, for so many days after they finished
-
-
-KEEP_ALL = Keep()
-
-
-@dataclass(frozen=True, slots=True)
-class Doomed:
-    """A run that is to go, and why."""
-
-    run: Run
-    reason: str
-    bytes: int | None = None
-
-
-async def find_doomed(store: LightningStore, keep: Keep, now_ns: int) -> list[Doomed]:
-    """Runs beyond what is kept, in the order in which they go."""
-    runs = sorted(await store.runs(), key=lambda run: (run.updated_ns, run.id))
-    sizes = {} if keep.bytes is None else {size.run_id: size for size in await store.sizes()}
-    return choose(runs, sizes, keep, now_ns)
-
-
-def choose(runs: Sequence[Run], sizes: dict[str, RunSize], keep: Keep, now_ns: int) -> list[Doomed]:
-    """Chooses as `find_doomed` does, from runs that are given, the longest unchanged first."""
-    left = sum(size.bytes for size in sizes.values())
-    doomed = []
-    for run in runs:
-        age_days = (now_ns - run.updated_ns) / DAY_NS
-        size = sizes[run.id].bytes if run.id in sizes else None
-        old, large = keep.days is not None and age_days > keep.days, keep.bytes is not None and left > keep.bytes
-        if run.state != "running" and (old or large):
-            reason = f"unchanged for {age_days:.0f} days" if old else "the store is too large"
-            doomed.append(Doomed(run, reason, size))
-            left -= size or 0
-    return doomed
-
-
-async def prune(store: LightningStore, keep: Keep, now_ns: int) -> tuple[list[Doomed], int]:
-    """Delete what is beyond what is kept; the runs that went, and how many calls of runs that stay."""
-    gone = await delete_doomed(store, await find_doomed(store, keep, now_ns))
-    return gone, await drop_old_records(store, keep, now_ns)
-
-
-async def delete_doomed(store: LightningStore, doomed: Sequence[Doomed]) -> list[Doomed]:
-    """Delete these runs; those that went. One that the store refuses to delete is logged, and keeps no other."""
-    gone = []
-    for one in doomed:
-        try:
-            await store.delete_runs([one.run.id])
-        except REFUSALS as cause:
-            log.warning("run %s was not deleted: %s", one.run.id, cause)
-        else:
-            gone.append(one)
-    return gone
-
-
-async def drop_old_records(
-    store: LightningStore, keep: Keep, now_ns: int, *, without: Collection[str] = (), dry: bool = False
-) -> int:
-    """Delete calls and spans that are older than what is kept, but for runs `without`; how many calls. `dry`: delete
-    nothing, and count what the rollouts say they have."""
-    if keep.record_days is None:
-        return 0
-    before_ns = now_ns - int(keep.record_days * DAY_NS)
-    dropped = 0
-    for run in await store.runs():
-        if run.id in without:
-            continue
-        checkpoints = await store.checkpoints(run.id)
-        covered = max((checkpoint.step for checkpoint in checkpoints), default=0)
-        async for steps in read_steps(store, run.id):
-            for step in steps:
-                if step.state == "closed" and step.step <= covered:
-                    dropped += await _drop(store, step, before_ns, dry)
-    return dropped
-
-
-async def _drop(store: LightningStore, step: Step, before_ns: int, dry: bool) -> int:
-    ids = [consumed.rollout_id for consumed in step.consumed]
-    found = await store.rollouts(RolloutQuery(ids=ids)) if ids else []
-    beside = RolloutQuery(run_id=step.run_id, mode="eval", step=step.step)
-    forks = [one for one in await store.rollouts(beside) if one.kind == "credit"]
-    found += [one for one in forks if one.state in FINAL_STATES]
-    old = [rollout for rollout in found if rollout.finished_ns is not None and rollout.finished_ns < before_ns]
-    if dry:
-        return sum(rollout.calls for rollout in old)
-    try:
-        return await store.drop_records([rollout.id for rollout in old]) if old else 0
-    except REFUSALS as cause:
-        log.warning("records of step %d of run %s were not deleted: %s", step.step, step.run_id, cause)
-        return 0
-
-
-async def keep_pruned(store: LightningStore, keep: Keep) -> None:
-    """Prune for ever, once an hour. What a store refuses is logged, and tried again."""
-    while True:
-        try:
-            doomed, dropped = await prune(store, keep, time.time_ns())
-        except StoreError as cause:
-            log.warning("the store was not pruned: %s", cause)
-        else:
-            for one in doomed:
-                log.info("run %s was deleted: %s", one.run.id, one.reason)
-            if dropped:
-                log.info("%d calls of rollouts that were learned from long ago were deleted", dropped)
-        await asyncio.sleep(EVERY_S)

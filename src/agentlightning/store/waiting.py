@@ -24,7 +24,6 @@ from agentlightning.records import (
     NewRollout,
     Resource,
     Rollout,
-    RunSize,
     WorkerStatus,
 )
 from agentlightning.runtime.background import BackgroundTasks
@@ -143,9 +142,6 @@ class WaitingStore(LightningStore):
         await self._until(ALIASES, name, changed, timeout_s)
         return await self.aliases(name)
 
-    async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
-        return [await self._size(run.id) for run in await self.runs(run_ids)]
-
     @abstractmethod
     async def _take(self, worker: WorkerStatus, limit: int, lease_s: float) -> Sequence[tuple[Rollout, Lease]]:
         """Begins attempts of rollouts that are queued now."""
@@ -186,9 +182,6 @@ class WaitingStore(LightningStore):
 
     @abstractmethod
     async def _put_alias(self, alias: ModelAlias) -> ModelAlias: ...
-
-    @abstractmethod
-    async def _size(self, run_id: str) -> RunSize: ...
 
     async def _until(
         self, topic: str, run_id: str, look: Callable[[], Awaitable[R]], wait_s: float, goal: int = 0

@@ -19,7 +19,6 @@ from agentlightning.records import (
     Rollout,
     RolloutState,
     Run,
-    RunSize,
     RunStatistics,
     Span,
     Step,
@@ -358,22 +357,6 @@ class RedisReads(WaitingStore):
             workers=sum(read(WorkerStatus, row).seen_ns > now - SEEN_S * 10**9 for row in rows),
         )
 
-    async def _size(self, run_id: str) -> RunSize:
-        """Reads all of the run, in portions. A run that is gone has nothing."""
-        [files] = await self._query(("HGETALL", f"files:{run_id}"))
-        counted = Counter(bytes=_bytes(files))
-        async for portion in self._portions_of_rollouts(RolloutQuery(run_id=run_id)):
-            for part in chunks([each.id for each in portion], MAX_RECORD_ROLLOUTS_PER_READ):
-                which = await self._attempts_of(part)
-                calls = await self._query(*[("HGETALL", f"c:{each}") for each in which])
-                spans = await self._query(*[("HGETALL", f"sp:{each}") for each in which])
-                others = await self._query(*[("HGETALL", f"{kind}:{each}") for each in part for kind in ("r", "cr")])
-                counted["rollouts"] += len(part)
-                counted["calls"] += sum(map(len, calls)) // 2
-                counted["spans"] += sum(map(len, spans)) // 2
-                counted["bytes"] += sum(map(_bytes, (*calls, *spans, *others)))
-        return RunSize(run_id=run_id, **{name: counted[name] for name in ("rollouts", "calls", "spans", "bytes")})
-
 
 def _matches(rollout: Rollout, query: RolloutQuery) -> bool:
     return (
@@ -384,7 +367,3 @@ def _matches(rollout: Rollout, query: RolloutQuery) -> bool:
         and not (query.unconsumed and rollout.outcome is not None)
         and (query.group_ids is None or rollout.group_id in query.group_ids)
     )
-
-
-def _bytes(flat: Sequence[bytes]) -> int:
-    return sum(map(len, flat))

@@ -16,7 +16,6 @@ from agentlightning.records import (
     Checkpoint,
     Consumed,
     Run,
-    RunSize,
     RunState,
     RunStatistics,
     Step,
@@ -336,37 +335,6 @@ def _statistics(connection: sa.Connection, run_id: str, now_ns: int, expiring: i
         expiring=expiring,
         workers=connection.execute(seen).scalar_one(),
     )
-
-
-def read_size(connection: sa.Connection, run_id: str) -> RunSize:
-    """One run; reads its rollouts, calls, spans, credit and files. A run that is gone has nothing."""
-    counted = {table: _size(connection, table, run_id) for table in (rollouts, calls, spans, tables.credit)}
-    files = sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(tables.files.c.data)), 0))
-    kept = connection.execute(files.where(tables.files.c.run_id == run_id)).scalar_one()
-    return RunSize(
-        run_id=run_id,
-        rollouts=counted[rollouts][0],
-        calls=counted[calls][0],
-        spans=counted[spans][0],
-        bytes=sum(size for _, size in counted.values()) + kept,
-    )
-
-
-def _size(connection: sa.Connection, table: sa.Table, run_id: str) -> tuple[int, int]:
-    """Rows and bytes of what a run has in a table, by its rollouts: there is no index of calls by run."""
-    long = [column for column in table.c if isinstance(column.type, sa.Text | sa.LargeBinary)]
-    # length() of text counts characters in SQLite, which has no octet_length() in versions that are in use.
-    sqlite = connection.dialect.name == "sqlite"
-    sizes = [
-        sa.func.coalesce(sa.func.length(sa.cast(one, sa.LargeBinary)) if sqlite else sa.func.octet_length(one), 0)
-        for one in long
-    ]
-    total = sa.func.coalesce(sa.func.sum(sum(sizes[1:], sizes[0])), 0)
-    query = sa.select(sa.func.count(), total).where(rollouts.c.run_id == run_id)
-    if table is not rollouts:
-        query = query.join_from(rollouts, table, table.c.rollout_id == rollouts.c.id)
-    count, size = connection.execute(query).one()
-    return int(count), int(size) + 8 * (len(table.c) - len(long)) * int(count)
 
 
 # --- the end of data ----------------------------------------------------------------------------------------------------

@@ -249,7 +249,6 @@ class SqlLightningStore(WaitingStore):
         now_ns = self._now_ns()
         return await self._read((history.read_statistics, (now_ns, run_id), {}))
 
-    _size = _reads(history.read_size)
     drop_records = _writes(history.drop_records, int)
 
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
