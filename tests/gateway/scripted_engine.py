@@ -34,9 +34,6 @@ class ScriptedEngine:
     """Where set: sent instead of an answer."""
     die_after: int | None = None
     """Where set: streams break off after so many chunks."""
-    hangs: bool = False
-    """Where set: health probes are not answered."""
-    probes: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
     chunk: int = 1
     context: int = 1 << 20
     """The model's, as it lists it."""
@@ -55,7 +52,6 @@ class ScriptedEngine:
         app = web.Application()
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, 0)
@@ -66,12 +62,6 @@ class ScriptedEngine:
     async def close(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
-
-    async def _health(self, http: web.Request) -> web.Response:
-        self.probes.put_nowait(None)
-        if self.hangs:
-            await asyncio.Event().wait()
-        return web.Response()
 
     async def _models(self, http: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "policy", "max_model_len": self.context}]})

@@ -34,7 +34,7 @@ from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.metrics import GatewayMetrics, StoreMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
-from agentlightning.gateway.policy.engine_router import PATIENCE_S, EngineRouter, ProbeSettings, Renderers
+from agentlightning.gateway.policy.engine_router import PATIENCE_S, EngineRouter, Renderers
 from agentlightning.gateway.proxy import ClientParts, Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.rest import create_api
@@ -69,11 +69,10 @@ class App:
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
         settings: ServerSettings | None = None,
-        probe: ProbeSettings = ProbeSettings(),
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """`server_key` guards ``/api``; `patience_s` is how long engines may be away, `grace_s` how long a call goes on
-        after its agent has gone, `deadline_s` how long one may take, `probe` when a silent engine is probed; `on_stop` is
+        after its agent has gone, `deadline_s` how long one may take; `on_stop` is
         called when the server is about to end."""
         self._settings = settings or ServerSettings()
         self._server_key = server_key
@@ -94,9 +93,7 @@ class App:
         self._watcher = ResourceWatcher(store, self._changed, self.background)
         keys = self._settings.external_keys
         renderers = Renderers(store, load_renderer)
-        self._engine_router = EngineRouter(
-            self._watcher, self._metrics, self.background, renderers, patience_s, probe, keys
-        )
+        self._engine_router = EngineRouter(self._watcher, self._metrics, renderers, patience_s, keys)
         self._external = ExternalCalls(store, self._attempts, ExternalDirectory(keys), self._metrics, grace_s=grace_s)
         self._limits = CallLimits(store, self._settings.limits)
         self._authentication = Authentication(store, server_key)
@@ -265,8 +262,7 @@ class App:
         if reason:
             await reply.whole(503, orjson.dumps({"status": "unavailable", "reason": reason}))
         else:
-            hung = self._engine_router.hung_engines
-            await reply.whole(200, orjson.dumps({"status": "ready", "hung_engines": hung}))
+            await reply.whole(200, b'{"status":"ready"}')
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -56,8 +56,6 @@ class GatewayMetrics:
         self._sampled_tokens = counter("agl_sampled_tokens", "Tokens sampled")
         self._untrained_tokens = counter("agl_untrained_tokens", "Sampled tokens that forks left as context only")
         self.in_flight = gauge("agl_calls_in_flight", "Model calls being answered")
-        self.paused = gauge("agl_calls_paused", "Model calls waiting for an engine")
-        self.hangs = counter("agl_engine_hangs", "Times that an engine answered nothing any more")
         self._spans = counter("agl_spans", "Spans that were recorded")
         self._broken_spans = counter(
             "agl_broken_spans", "Spans that were mended, or of which nothing is left, by cause", ["cause"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
@@ -16,7 +15,7 @@ from scripted_engine import ScriptedEngine
 
 from agentlightning.errors import EngineError
 from agentlightning.gateway.policy.engine_client import SampledTokens, listed_context, read_answer
-from agentlightning.gateway.policy.engine_router import SLACK, Balancer, pause, resume
+from agentlightning.gateway.policy.engine_router import SLACK, Balancer
 from agentlightning.records import Sampling
 
 HI: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
@@ -73,17 +72,6 @@ def test_an_engine_that_fails_rests_for_ever_longer_and_is_tried_again() -> None
     assert balancer.choose([A, B], "new") is engine
     balancer.answered(engine)
     assert engine.backoff.failures == 0
-
-
-def test_an_attempt_whose_engine_hangs_goes_to_another_and_stays_there() -> None:
-    balancer = Balancer(Clock())
-    home = balancer.choose([A, B], "one")
-    home.hung = True
-    other = balancer.choose([A, B], "one")
-    assert other is not home
-    balancer.answered(home)
-    other.in_flight = 1
-    assert balancer.choose([A, B], "one") is other
 
 
 async def test_a_dead_engine_is_left_for_one_that_lives(house: House) -> None:
@@ -200,7 +188,7 @@ async def test_redirects_are_not_followed(house: House) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("logprobs", "nonsense"), ("unsupported_params", "nonsense"), ("stall_timeout_s", -1)],
+    [("logprobs", "nonsense"), ("unsupported_params", "nonsense")],
 )
 async def test_a_policy_with_a_value_that_means_nothing_is_refused(house: House, field: str, value: Any) -> None:
     await house.serve_policy(**{field: value})
@@ -270,34 +258,3 @@ async def test_what_could_not_be_trained_on_is_not_sampled(
     assert reply.status_code == status
     cut = {"logits": {"top_p": 0.9}} if mode == "train" and sampling.top_p < 1 else {}
     assert [call.decoding for call in await house.store.calls([claim.rollout.id])] == [cut] * (status == 200)
-
-
-# --- pauses ---------------------------------------------------------------------------------------------------------------
-
-
-async def paused_call(house: House) -> asyncio.Task[Any]:
-    """A call that waits; its attempt's first call made the policy known."""
-    claim = await house.claim()
-    url = f"{path(claim)}/v1/chat/completions"
-    assert (await house.http().post(url, json=HI)).status_code == 200
-    await pause(house.store, house.run_id)
-    house.app._watcher.forget(house.run_id)
-    waiting = asyncio.create_task(house.http().post(url, json=HI))
-    async with asyncio.timeout(30):
-        while "agl_calls_paused 1.0" not in await house.metrics():
-            await asyncio.wait([waiting], timeout=0.02)  # cached metrics let nothing else run
-    await asyncio.wait([waiting], timeout=0.1)
-    assert not waiting.done()
-    return waiting
-
-
-@pytest.mark.parametrize("end", ["here", "another server", "lease"])
-async def test_paused_calls_wait_and_go_on_when_they_are_released(house: House, end: str) -> None:
-    waiting = await paused_call(house)
-    if end == "lease":  # its trainer died
-        await pause(house.store, house.run_id, lease_s=0.2)
-    else:
-        await resume(house.store, house.run_id)
-    if end == "here":
-        house.app._watcher.forget(house.run_id)  # as the REST api does when resources are put
-    assert (await waiting).status_code == 200

@@ -6,9 +6,6 @@ possible, with a growing pause, until a deadline, as long as none of its tokens 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import math
 import os
 import re
 import time
@@ -39,7 +36,6 @@ from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError, EventReader
 from agentlightning.records import JSON, Resource, Rollout
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.runtime.backoff import Backoff
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import OUTGROWN
@@ -62,10 +58,6 @@ class EngineLoad:
     url: str
     in_flight: int = 0
     away_until: float = 0.0
-    hung: bool = False
-    """It answers nothing, not even a health probe, and takes part again once it does."""
-    probed_s: float = float("-inf")
-    """End of the last probe, on the clock of the event loop."""
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_REST_S, MAX_REST_S, jitter=0.0))
 
 
@@ -87,11 +79,8 @@ class Balancer:
         if len(engines) == 1:
             return engines[0]
         now = self._now()
-        awake = [engine for engine in engines if engine.away_until <= now and not engine.hung]
-        if awake:
-            best = min(awake, key=lambda one: one.in_flight)
-        else:
-            best = min(engines, key=lambda one: (one.hung, one.away_until))
+        awake = [engine for engine in engines if engine.away_until <= now]
+        best = min(awake, key=lambda one: one.in_flight) if awake else min(engines, key=lambda one: one.away_until)
         known = self._places.get(affinity)
         home = next((engine for engine in awake if engine.url == known), None)
         if home is not None and home.in_flight <= 2 * best.in_flight + SLACK:
@@ -107,17 +96,6 @@ class Balancer:
         """The engine serves."""
         engine.backoff.reset()
         engine.away_until = 0.0
-        engine.hung = False
-
-    def others(self, endpoints: Sequence[str], engine: EngineLoad) -> bool:
-        """True where another of these endpoints takes calls now."""
-        now = self._now()
-        others = [self._engines[url] for url in endpoints if url != engine.url and url in self._engines]
-        return any(other.away_until <= now and not other.hung for other in others)
-
-    def knows(self, engine: EngineLoad) -> bool:
-        """True where a policy names the engine, or a call is there."""
-        return self._engines.get(engine.url) is engine
 
     def keep(self, endpoints: set[str]) -> None:
         """Forget engines that no policy names and that have nothing in flight."""
@@ -125,211 +103,9 @@ class Balancer:
             del self._engines[url]
 
     def states(self) -> list[tuple[str, str, int]]:
-        """(url, up, down or hung, calls in flight) of every engine, for the metrics."""
+        """(url, up or down, calls in flight) of every engine, for the metrics."""
         now = self._now()
-        return [
-            (one.url, "hung" if one.hung else "down" if one.away_until > now else "up", one.in_flight)
-            for one in self._engines.values()
-        ]
-
-
-MIN_LOOK_PAUSE_S = 0.25
-"""Seconds between two looks at the calls in flight, of which the oldest silence says when the next one is due."""
-FIRST_PROBE_PAUSE_S = 0.5
-MAX_PROBE_PAUSE_S = 10.0
-"""Pauses between the probes of an engine that hangs."""
-PROBES = 2
-"""Unanswered probes in a row after which an engine counts as hung: where this process stood still for a moment, the first
-one is late although its answer is there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeSettings:
-    """Timing of health probes."""
-
-    after_s: float = 30.0
-    """Seconds without a byte from it, while a call waits."""
-    timeout_s: float = 5.0
-    """For the answer to one probe."""
-
-
-class HungEngineError(ConnectionError):
-    """Nothing comes from the engine that a call waits for."""
-
-
-@dataclass(slots=True, eq=False)
-class EngineCall:
-    """One exchange with an engine, under way within `timeout`."""
-
-    engine: EngineLoad
-    headers: Mapping[str, str]
-    stall_s: float
-    """Silence after which the engine counts as failed although it answers probes."""
-    may_leave: Callable[[], bool]
-    """Says whether the call gains anything by leaving an engine that hangs."""
-    timeout: asyncio.Timeout
-    heard_s: float
-    """Time of the last byte, on the clock of the event loop."""
-    waiting: bool = True
-    """False while bytes are handed on: an agent that reads slowly is not the engine's fault."""
-    reason: str = ""
-
-    def heard(self) -> None:
-        """Something came, and the call waits for more."""
-        self.heard_s = asyncio.get_running_loop().time()
-        self.waiting = True
-
-    def leave(self, reason: str) -> None:
-        """End the exchange."""
-        if not self.reason:
-            self.reason = reason
-            self.timeout.reschedule(0.0)
-
-
-class EngineHealth:
-    """Looks after the calls in flight, and probes engines that are silent for long."""
-
-    def __init__(
-        self,
-        client: HttpClient,
-        balancer: Balancer,
-        settings: ProbeSettings,
-        on_hang: Callable[[], None],
-        background: BackgroundTasks,
-    ) -> None:
-        self._settings = settings
-        self._client = client
-        self._balancer = balancer
-        self._on_hang = on_hang
-        self._background = background
-        self.calls: set[EngineCall] = set()
-        self._probes: dict[str, asyncio.Task[None]] = {}
-        self._watching = False
-        self._look_s = math.inf
-        """Time of the next look, on the clock of the event loop."""
-        self._sooner = asyncio.Event()
-
-    def watch(self, call: EngineCall) -> None:
-        """Look after this call until it is taken out of `calls`."""
-        self.calls.add(call)
-        if not self._watching:
-            self._watching = True
-            self._background.start("engine health", self._watch)
-        elif call.heard_s + self._patience_s(call) < self._look_s:
-            self._sooner.set()
-
-    async def close(self) -> None:
-        """End the probes."""
-        tasks = list(self._probes.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _patience_s(self, call: EngineCall) -> float:
-        """The silence of this call after which something is done."""
-        return min(self._settings.after_s, call.stall_s)
-
-    async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        looked_s = loop.time()
-        while True:
-            now = loop.time()
-            due = [(call.heard_s if call.waiting else now) + self._patience_s(call) for call in self.calls]
-            self._look_s = max(looked_s + MIN_LOOK_PAUSE_S, min(due)) if due else math.inf
-            self._sooner.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._look_s if due else None):
-                    await self._sooner.wait()
-                    continue
-            now = looked_s = loop.time()
-            for call in list(self.calls):
-                silent_s = now - call.heard_s
-                if not call.waiting or silent_s < self._patience_s(call):
-                    continue
-                if silent_s >= call.stall_s:
-                    call.leave(f"gave nothing for {call.stall_s:g} s")
-                elif call.engine.url not in self._probes and now - call.engine.probed_s >= self._settings.after_s:
-                    self.start_probes(call.engine, call.headers)
-
-    def start_probes(self, engine: EngineLoad, headers: Mapping[str, str]) -> asyncio.Task[None]:
-        """Probe an engine until it answers, is gone, or is not used any more."""
-        probing = functools.partial(self._probe, engine, headers)
-        task = self._probes[engine.url] = self._background.start("probes of a silent engine", probing)
-        task.add_done_callback(lambda _: self._probes.pop(engine.url, None))
-        return task
-
-    async def _probe(self, engine: EngineLoad, headers: Mapping[str, str]) -> None:
-        loop = asyncio.get_running_loop()
-        backoff = Backoff(FIRST_PROBE_PAUSE_S, MAX_PROBE_PAUSE_S)
-        while self._balancer.knows(engine):
-            found = await self._look_at(engine.url, headers)
-            engine.probed_s = loop.time()
-            if found == "answers":
-                if engine.hung:
-                    self._balancer.answered(engine)
-                return
-            if found == "gone":  # the connections of its calls are closed
-                if engine.hung:
-                    engine.hung = False
-                    self._balancer.failed(engine)
-                return
-            if not engine.hung:
-                engine.hung = True
-                self._on_hang()
-            for call in list(self.calls):
-                silent_s = loop.time() - call.heard_s
-                if call.engine is engine and call.waiting and silent_s >= self._settings.after_s and call.may_leave():
-                    call.leave(f"gave nothing for {silent_s:.0f} s and does not answer a health probe")
-            await backoff.sleep()
-
-    async def _look_at(self, url: str, headers: Mapping[str, str]) -> Literal["answers", "silent", "gone"]:
-        for _ in range(PROBES):
-            try:
-                async with asyncio.timeout(self._settings.timeout_s):
-                    async with await self._client.get(f"{url}/health", headers) as response:
-                        return "answers" if response.status < 500 else "silent"  # 404 is an answer, too
-            except TimeoutError:
-                continue
-            except OSError:
-                return "gone"
-        return "silent"
-
-
-LOOK_S = 0.5
-WATCHED_LOOK_S = 5.0
-"""Seconds between two reads of the store while a call is paused: another server may have been told to resume. Where the
-store reports changes, a read is for the case that it stops doing so."""
-
-
-async def pause(store: LightningStore, run_id: str, alias: str = "default", lease_s: float = 60.0) -> None:
-    """New calls of the policy wait until `resume`, for `lease_s` seconds at most; pausing again extends the lease."""
-    await _put(store, run_id, alias, time.time_ns() + int(lease_s * 1e9))
-
-
-async def resume(store: LightningStore, run_id: str, alias: str = "default") -> None:
-    """The calls that waited go on."""
-    await _put(store, run_id, alias, 0)
-
-
-def paused_s(resources: Sequence[Resource], alias: str) -> float:
-    """Seconds that new calls of the policy have to wait, if nobody resumes it; 0 or less where it is not paused."""
-    for one in resources:
-        if one.kind == "pause" and one.name == f"pause:{alias}":
-            return (int(one.value.get("until_ns", 0)) - time.time_ns()) / 1e9
-    return 0.0
-
-
-async def resumed(watcher: ResourceWatcher, run_id: str, alias: str) -> None:
-    """Returns when the policy is not paused any more. Raises StoreError."""
-    while (left_s := paused_s(await watcher.resources(run_id), alias)) > 0:
-        look_s = WATCHED_LOOK_S if watcher.reports_changes(run_id) else LOOK_S
-        await watcher.wait_change(run_id, min(left_s, look_s))
-
-
-async def _put(store: LightningStore, run_id: str, alias: str, until_ns: int) -> None:
-    # Named apart from the policy: versions are counted by name, and a policy's must stay its own.
-    resource = Resource(run_id=run_id, name=f"pause:{alias}", kind="pause", value={"until_ns": until_ns})
-    await store.put_resources([resource])
+        return [(one.url, "down" if one.away_until > now else "up", one.in_flight) for one in self._engines.values()]
 
 
 MIN_PAUSE_S = 0.05
@@ -368,9 +144,6 @@ class Policy:
     """False: the run's engine cannot read the images of calls, and such calls are refused."""
     key_env: str | None = None
     """Variable of this server's environment with the endpoints' key."""
-    stall_timeout_s: float | None = None
-    """Seconds without a byte from an engine after which a call leaves it, although it answers health probes (a completion
-    that is not streamed is silent until its end); None: no bound but the call's own."""
 
     def check_sampling(self, temperature: float, top_p: float) -> str | None:
         """The reason why tokens sampled so cannot be trained on; None where they can. The learner divides logits by the
@@ -475,10 +248,8 @@ class EngineRouter:
         self,
         watcher: ResourceWatcher,
         metrics: GatewayMetrics,
-        background: BackgroundTasks,
         renderers: Renderers,
         patience_s: float = PATIENCE_S,
-        probe: ProbeSettings = ProbeSettings(),
         external_keys: ExternalKeys = ExternalKeys(),
     ) -> None:
         self._watcher = watcher
@@ -488,7 +259,6 @@ class EngineRouter:
         self._patience_s = patience_s
         self._client = HttpClient(CONNECT_TIMEOUT_S)
         self._balancer = Balancer()
-        self._health = EngineHealth(self._client, self._balancer, probe, metrics.hangs.inc, background)
         self._contexts: dict[str, int | None] = {}
         """By URL, of the engines that were asked since they were away last."""
         self._policies: dict[str, tuple[list[Resource], dict[str, Policy]]] = {}
@@ -497,14 +267,8 @@ class EngineRouter:
 
     async def close(self) -> None:
         """Close the connections; a second call does nothing."""
-        await self._health.close()
         await self._client.close()
         self._renderers.close()
-
-    @property
-    def hung_engines(self) -> int:
-        """Number of engines that answer nothing at present."""
-        return sum(state == "hung" for _, state, _ in self._balancer.states())
 
     def forget(self, run_id: str) -> None:
         """The resources of this run changed, or it is not in use any more."""
@@ -565,7 +329,7 @@ class EngineRouter:
         while True:
             try:
                 sampled = SampledTokens()
-                async with self._respond(policy, request, affinity, sampled) as (response, _):
+                async with self._respond(policy, request, affinity) as response:
                     sampled.add(_read(await response.read()), policy.version)
                     return sampled
             except OSError as cause:
@@ -579,8 +343,8 @@ class EngineRouter:
         backoff: Backoff | None = None
         while True:
             try:
-                async with self._respond(policy, request, affinity, sampled) as (response, call):
-                    async for data in _events(response, call):
+                async with self._respond(policy, request, affinity) as response:
+                    async for data in _events(response):
                         if ids := sampled.add(_read(data), policy.version):
                             yield ids
                     if sampled.finish_reason is None:
@@ -629,7 +393,6 @@ class EngineRouter:
             structured=value.get("structured") or "mask",
             images=bool(value.get("images", True)),
             key_env=value.get("key_env"),
-            stall_timeout_s=_seconds(resource, "stall_timeout_s"),
         )
 
     async def _current(self, policy: Policy) -> Policy:
@@ -637,48 +400,23 @@ class EngineRouter:
         return (await self.policies(policy.run_id, resources)).get(policy.alias, policy)
 
     @asynccontextmanager
-    async def _respond(
-        self, policy: Policy, request: JSON, affinity: str, sampled: SampledTokens
-    ) -> AsyncIterator[tuple[HttpResponse, EngineCall]]:
-        """The answer of an engine, begun. Raises what `_refused` makes of a refusal, and HungEngineError where another
-        engine may answer or `sampled` was handed on already."""
-        resources = await self._watcher.resources(policy.run_id)
-        if paused_s(resources, policy.alias) > 0:
-            with self._metrics.paused.track_inprogress():
-                await resumed(self._watcher, policy.run_id, policy.alias)
-            policy = await self._current(policy)
+    async def _respond(self, policy: Policy, request: JSON, affinity: str) -> AsyncIterator[HttpResponse]:
+        """The answer of an engine, begun. Raises what `_refused` makes of a refusal."""
         engine = self._balancer.choose(policy.endpoints, affinity)
         headers = _JSON_HEADERS if policy.key_env is None else _headers(policy.key_env)
-        call: EngineCall | None = None
         engine.in_flight += 1
         try:
-            async with asyncio.timeout(None) as timeout:
-                call = EngineCall(
-                    engine=engine,
-                    headers=headers,
-                    stall_s=policy.stall_timeout_s or math.inf,
-                    may_leave=lambda: bool(sampled.ids) or self._balancer.others(policy.endpoints, engine),
-                    timeout=timeout,
-                    heard_s=asyncio.get_running_loop().time(),
-                )
-                self._health.watch(call)
-                try:
-                    fitting = _fitting(request, await self._context(policy, headers, engine.url))
-                    data = orjson.dumps({**fitting, "model": policy.served_model or policy.alias})
-                    async with await self._client.post(f"{engine.url}{GENERATE}", headers, data) as response:
-                        if response.status != 200:
-                            raise _refused(response.status, await response.read(), response.headers)
-                        if engine.backoff.failures or engine.hung:
-                            self._balancer.answered(engine)
-                        call.heard()
-                        yield response, call
-                finally:
-                    self._health.calls.discard(call)
-        except OSError as cause:
+            fitting = _fitting(request, await self._context(policy, headers, engine.url))
+            data = orjson.dumps({**fitting, "model": policy.served_model or policy.alias})
+            async with await self._client.post(f"{engine.url}{GENERATE}", headers, data) as response:
+                if response.status != 200:
+                    raise _refused(response.status, await response.read(), response.headers)
+                if engine.backoff.failures:
+                    self._balancer.answered(engine)
+                yield response
+        except OSError:
             self._balancer.failed(engine)
             self._contexts.pop(engine.url, None)  # another may take its place
-            if call is not None and call.reason and isinstance(cause, TimeoutError):
-                raise HungEngineError(f"the engine {call.reason}") from None
             raise
         finally:
             engine.in_flight -= 1
@@ -719,13 +457,6 @@ def _fitting(request: JSON, context: int | None) -> JSON:
         )
     most = min(parameters.get("max_tokens") or context, context - prompt)
     return {**request, "sampling_params": {**parameters, "max_tokens": most}}
-
-
-def _seconds(resource: Resource, name: str) -> float | None:
-    value = resource.value.get(name)
-    if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
-        raise EngineError(f"the policy resource {resource.name!r}: {name}: expected seconds above 0, got {value!r}")
-    return None if value is None else float(value)
 
 
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -803,11 +534,9 @@ def _read(data: bytes) -> EngineResponse:
     return answer
 
 
-async def _events(response: HttpResponse, call: EngineCall) -> AsyncIterator[bytes]:
+async def _events(response: HttpResponse) -> AsyncIterator[bytes]:
     reader = EventReader()
     async for chunk in response.chunks():
-        call.waiting = False
         for data in reader.feed(chunk):
             if data != b"[DONE]":
                 yield data
-        call.heard()
