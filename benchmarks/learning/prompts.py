@@ -8,7 +8,6 @@ held-out tasks that no arm sees. Figures: rollouts, and after_sampled, the rewar
 
 from __future__ import annotations
 
-import json
 import tempfile
 import tomllib
 from pathlib import Path
@@ -44,12 +43,11 @@ TRAIN, VAL = 512, 48
 
 
 def prepare(cell: Cell) -> None:
-    """The tasks, the grammar of the scripted optimiser, and the model."""
+    """The tasks and the model."""
     made = rows(lookup, "train", TRAIN + VAL, cell.seed)
     held_out = rows(lookup, "test", 16 if cell.quick else HELD_OUT, HELD_OUT_SEED)
     for name, part in (("train", made[VAL:]), ("val", made[: 8 if cell.quick else VAL]), ("heldout", held_out)):
         write_rows(cell.folder / f"{name}.jsonl", part)
-    (cell.folder / "grammar.json").write_text(json.dumps(instructed.GRAMMAR))
     if cell.model.exists():
         return
     rng, demos = Random(f"demonstrations {cell.seed}"), []
@@ -85,8 +83,7 @@ def search(cell: Cell, settings: JSON) -> tuple[str, str, int]:
         "algorithm.type": SEARCHES[cell.arm],
         "algorithm.minibatch": 8,
         "optimize.max_rollouts": QUICK_ROLLOUTS if cell.quick else ROLLOUTS,
-        "optimize.model": "scripted",
-        "optimize.grammar": str(cell.folder / "grammar.json"),
+        "optimize.model": f"{HERE}/writer.py:write",
     }
     store = ("--store", f"sqlite:///{cell.place}/agl.db", "--runs", cell.place / "runs")
     words = (*AGL, "optimize", CONFIG, *options(settings), "--json", *store)

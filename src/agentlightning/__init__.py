@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
     from agentlightning.store.client import LightningStoreClient
     from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
-    from agentlightning.tracing.frameworks import FrameworkAdapter
     from agentlightning.trainer.check import CheckResult
     from agentlightning.trainer.trainer import Trainer
     from agentlightning.trainer.training import TrainResult
@@ -63,7 +62,6 @@ _NAMES = {
     "store.base": ("LightningStore",),
     "store.client": ("LightningStoreClient",),
     "store.sql.store": ("InMemoryLightningStore", "SqlLightningStore"),
-    "tracing.frameworks": ("FrameworkAdapter",),
     "trainer.check": ("CheckResult",),
     "trainer.trainer": ("Trainer",),
     "trainer.training": ("TrainResult",),
@@ -87,7 +85,6 @@ __all__ = [
     "EngineConfig",
     "EvalConfig",
     "ExternalModelConfig",
-    "FrameworkAdapter",
     "InMemoryLightningStore",
     "InfrastructureError",
     "LightningRL",

@@ -184,8 +184,8 @@ def test_a_model_that_is_away_ends_the_search_in_a_sentence_that_says_how_to_go_
 
 def test_mistakes_of_the_configuration_are_one_sentence(prepared: Folder, invoke: Callable[..., Result]) -> None:
     few = ("optimize.toml", "--set", "optimize.max_rollouts=5")
-    grammar = ("optimize.toml", "--set", "optimize.model=scripted", "--set", "optimize.grammar=none.json")
+    nobody = ("optimize.toml", "--set", "optimize.model=nobody.py:write")
     refused_at_once(invoke("optimize", *few), "optimize.max_rollouts: expected at least 8")
-    refused_at_once(invoke("optimize", *grammar), "none.json: cannot be read")
+    refused_at_once(invoke("optimize", *nobody), "nobody.py")
     refused_at_once(invoke("optimize"), "give a TOML file, or --resume RUN")
     assert not list((prepared.path / "runs").glob("*/config.json"))

@@ -16,9 +16,11 @@ from agentlightning.errors import ConfigError
 from agentlightning.runtime.code_loader import SETTINGS, installed_plugins, module_file
 
 PATHS = re.compile(
-    r"/(model/path|env/name|agent/(run|reward(/\d+)?(/run)?)|data/(train|val)|air/rules/[^/]+/run|policies/[^/]+/model|optimize/grammar)"
+    r"/(model/path|env/name|agent/(run|reward(/\d+)?(/run)?)|data/(train|val)|air/rules/[^/]+/run|policies/[^/]+/model)"
 )
-CODE = re.compile(r"(/policies/[^/]+)?(/engine/name|/algorithm(/schedule/\d+)?/([^/]+(/[^/]+)?|agents/\d+))")
+CODE = re.compile(
+    r"(/policies/[^/]+)?(/engine/name|/optimize/model|/algorithm(/schedule/\d+)?/([^/]+(/[^/]+)?|agents/\d+))"
+)
 """Settings that may name code, ``file.py:name``; there, a plain word is the name of a rule and never a file."""
 
 

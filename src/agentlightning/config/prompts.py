@@ -13,6 +13,7 @@ from agentlightning.config.external import ExternalModelConfig, is_exact
 from agentlightning.errors import ConfigError, InputError
 from agentlightning.prompts.rollout_prompts import NAME
 from agentlightning.prompts.templates import Template
+from agentlightning.runtime.code_loader import is_code
 
 CONFIG_SOURCE = "config"
 """Source of the versions that a configuration made."""
@@ -120,8 +121,6 @@ class PromptsConfig(Table):
 
 POLICY = "policy"
 """The model that the agents use as the one that writes new texts."""
-SCRIPTED = "scripted"
-"""No model: edits of a grammar."""
 
 
 class OptimizeConfig(Table):
@@ -129,22 +128,13 @@ class OptimizeConfig(Table):
 
     model: str
     """The model that writes new texts: the NAME of a table ``[external.NAME]``, ``policy`` for the model that agents use, or
-    ``scripted``, which is for tests and demos: edits of `grammar`, and no model."""
-    grammar: str | None = None
-    """JSON file with the edits of ``scripted``."""
+    ``file.py:name``, a coroutine function of (prompt, purpose, number) that answers the same whenever it is asked again."""
     templates: tuple[str, ...] = ()
     """Names in ``[prompts.templates]`` to search; none: all."""
     max_rollouts: int = Field(500, ge=1)
     """Rollouts of the search, those on validation tasks among them."""
     max_tokens: int | None = Field(None, ge=1)
     """Tokens, of prompts and completions, of agents and of the model that writes. None: no bound."""
-
-    @model_validator(mode="after")
-    def _nothing_ignored(self) -> Self:
-        if (self.model == SCRIPTED) != (self.grammar is not None):
-            wanted = "is required with" if self.grammar is None else "has no effect without"
-            raise ValueError(f'grammar: {wanted} model = "{SCRIPTED}"')
-        return self
 
 
 def check_optimize(
@@ -159,12 +149,12 @@ def check_optimize(
             )
     if not templates:
         raise ValueError("optimize: expected a template to search in [prompts.templates], got none")
-    if taken := [name for name in (POLICY, SCRIPTED) if name in external]:
-        raise ValueError(f"external.{taken[0]}: the name means something else to optimize.model; choose another")
-    if optimize.model not in (POLICY, SCRIPTED):
+    if POLICY in external:
+        raise ValueError(f"external.{POLICY}: the name means something else to optimize.model; choose another")
+    if optimize.model != POLICY and not is_code(optimize.model):
         if optimize.model not in external:
-            known = ", ".join([*sorted(external), POLICY, SCRIPTED])
-            raise ValueError(f"optimize.model: expected one of {known}, got {optimize.model!r}")
+            known = ", ".join([*sorted(external), POLICY])
+            raise ValueError(f"optimize.model: expected one of {known}, or file.py:name, got {optimize.model!r}")
         model_name(optimize.model, external[optimize.model])
 
 

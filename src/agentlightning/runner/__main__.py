@@ -55,7 +55,6 @@ from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.tracing.frameworks import (
     enable_instrumentations,
     find_instrumentations,
-    load_installed_adapters,
 )
 from agentlightning.tracing.propagation import ContextPropagator, ImportHook
 
@@ -295,7 +294,6 @@ def _agent_settings(config: Mapping[str, Any], *names: str) -> AgentConfig:
 def trace_agents(agent: AgentConfig, server_url: str) -> None:
     """Observe the function agents of this process. Comes after the agent's module, whose own TracerProvider is kept.
     ConfigError where an instrumentation or an installed framework adapter is missing or does not fit."""
-    load_installed_adapters()
     ContextPropagator(server_url).install()
     if agent.instrumentations:
         from agentlightning.tracing.tracer import Tracer, install

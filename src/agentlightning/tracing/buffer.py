@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from agentlightning.records import JSON, Span
 from agentlightning.store.gateway_events import BROKEN_SPANS, RESERVED_SPANS
-from agentlightning.tracing.frameworks import conventional
 from agentlightning.tracing.otlp import KINDS, STATUSES, OtlpSpan, clean, known, plain
 from agentlightning.tracing.sanitize import (
     CUT,
@@ -138,7 +137,6 @@ class SpanBuffer:
 def _received(span: ReadableSpan) -> OtlpSpan:
     context, parent, scope = span.context, span.parent, span.instrumentation_scope
     attributes: JSON = plain(dict(span.attributes or {}))
-    attributes |= plain(conventional(span.name, attributes))
     if scope is not None:
         attributes["scope.name"] = clean(scope.name)
     if span.end_time is None:

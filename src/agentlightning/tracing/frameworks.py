@@ -13,16 +13,11 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
 
-import orjson
-
 from agentlightning.adapters.semantics import first_text, graph_node
-from agentlightning.errors import ConfigError, boundary
-from agentlightning.records import JSON
+from agentlightning.errors import ConfigError
 
 _NAMED: ContextVar[str] = ContextVar("agentlightning_agent")
 
-ENTRY_POINTS = "agentlightning.frameworks"
-"""Group of the entry points by which packages announce adapters."""
 
 NAME_ATTRIBUTES = ("gen_ai.agent.name", "agent.name", "graph.node.name", "agl.agent")
 """Attributes by which spans name their agent: GenAI conventions, OpenInference (agents, nodes of graphs), ours."""
@@ -61,39 +56,11 @@ def current_span() -> Any:
     return trace.get_current_span()
 
 
-def conventional(name: str, attributes: Mapping[str, Any]) -> JSON:
-    """The attributes that adapters add to a span of this name, by the GenAI semantic conventions."""
-    added: JSON = {}
-    for adapter, _ in _at_work():
-        added |= adapter.span_attributes(name, attributes)
-        if (messages := adapter.messages(name, attributes)) is not None:
-            for key, listed in zip(("gen_ai.input.messages", "gen_ai.output.messages"), messages, strict=True):
-                added[key] = orjson.dumps(listed).decode()
-    return added
-
-
 class FrameworkAdapter:
-    """A framework that agents run in: which of its agents is at work, and what its spans and messages mean.
-
-        class MyFramework(agl.FrameworkAdapter):
-            module = "my_framework.runtime"
-
-            def current_agent(self, module):
-                return module.CURRENT_ROLE.get(None)
-
-    Defining a subclass is enough, in the agent's file or in a package with an entry point in `agentlightning.frameworks`.
-    It is asked once `module` is loaded, before the frameworks that are known already, where the agent is a function of a
-    worker. It imports no framework itself and keeps no state: an instance is made for each question. Whatever it raises
-    fails the call that asked.
-    """
+    """A framework that agents run in, asked which of its agents is at work. Keeps no state."""
 
     module: str
     """Must be loaded for the framework to run an agent at all."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if not isinstance(getattr(cls, "module", None), str):
-            raise ConfigError(f"{cls.__name__}.module: expected the name of the framework's module, as a string")
 
     def current_agent(self, module: ModuleType) -> str | None:
         """The agent at work in this context, None where none is; `module` is the loaded one, of whatever release."""
@@ -103,40 +70,13 @@ class FrameworkAdapter:
         """The OpenTelemetry span that it keeps for this context beside OpenTelemetry's own; None where there is none."""
         return None
 
-    def span_attributes(self, name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Attributes of the GenAI conventions (``gen_ai.operation.name``, ``gen_ai.agent.name``, …) to add to a span
-        with this name and these attributes; empty for spans of others."""
-        return {}
-
-    def messages(self, name: str, attributes: Mapping[str, Any]) -> tuple[list[JSON], list[JSON]] | None:
-        """The messages that a model call's span read and gave, in the form of Chat Completions; None where it has none."""
-        return None
-
-
-def load_installed_adapters() -> None:
-    """Import the adapters that installed packages announce by entry points. ConfigError names one that is none."""
-    for entry in entry_points(group=ENTRY_POINTS):
-        with boundary(f"framework adapter {entry.name!r}", ConfigError):
-            kind = entry.load()
-        if not (isinstance(kind, type) and issubclass(kind, FrameworkAdapter)):
-            raise ConfigError(
-                f"framework adapter {entry.name!r}: expected a subclass of FrameworkAdapter, got {kind!r}"
-            )
-
 
 def _at_work() -> Iterator[tuple[FrameworkAdapter, ModuleType]]:
-    """The adapters whose frameworks are loaded: those of users, then ours."""
-    for adapter in (*_of_users(FrameworkAdapter), *FRAMEWORKS):
+    """The adapters whose frameworks are loaded."""
+    for adapter in FRAMEWORKS:
         module = sys.modules.get(adapter.module)
         if module is not None:
             yield adapter, module
-
-
-def _of_users(base: type[FrameworkAdapter]) -> Iterator[FrameworkAdapter]:
-    for kind in base.__subclasses__():
-        if kind not in _OURS:
-            yield kind()
-        yield from _of_users(kind)
 
 
 class OpenAIAgents(FrameworkAdapter):
@@ -212,7 +152,6 @@ class SpanConventions(FrameworkAdapter):
 
 FRAMEWORKS: tuple[FrameworkAdapter, ...] = (OpenAIAgents(), AutoGen(), LangChain(), SpanConventions())
 """In the order in which they are asked. Where one framework's agent runs within another's, the first that knows wins."""
-_OURS = frozenset(type(adapter) for adapter in FRAMEWORKS)
 
 
 def agent_named_by(attributes: Mapping[str, Any]) -> str | None:

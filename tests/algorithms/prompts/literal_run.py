@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.algorithms.prompts.racing import RacedSearch
-from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest, Split, Trace
 from agentlightning.errors import BudgetSpentError, InputError
 from agentlightning.runtime.code_loader import load_file
 
 REPOSITORY = Path(__file__).parents[3]
+ScriptedOptimiser = load_file(REPOSITORY / "examples" / "optimize" / "scripted.py", "writer").ScriptedOptimiser
 RandomSearch: type[RacedSearch] = load_file(
     REPOSITORY / "benchmarks" / "learning" / "random_search.py", "control"
 ).RandomSearch

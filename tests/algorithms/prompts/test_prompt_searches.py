@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from statistics import fmean
 
 import pytest
-from literal_run import GOOD, GRAMMAR, SEED_TEXT, LiteralRun, RandomSearch, bounded, planted
+from literal_run import GOOD, GRAMMAR, SEED_TEXT, LiteralRun, RandomSearch, ScriptedOptimiser, bounded, planted
 
 from agentlightning.algorithms.prompts import APO, GEPA
 from agentlightning.algorithms.prompts.racing import RacedSearch
 from agentlightning.algorithms.prompts.reflection import fenced
-from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
 from agentlightning.algorithms.prompts.search import Split
 from agentlightning.errors import DataError, EngineError
 

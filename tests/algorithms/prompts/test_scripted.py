@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from literal_run import ScriptedOptimiser
 
 from agentlightning.algorithms.prompts.reflection import new_text, reflection_prompt, rollouts_text
-from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
 from agentlightning.algorithms.prompts.search import RolloutScore, Trace
 from agentlightning.errors import ConfigError
 

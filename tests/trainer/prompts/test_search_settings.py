@@ -11,7 +11,6 @@ from agentlightning.algorithms.prompts import PROMPT_ALGORITHMS
 from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.prompts.optimization import load_splits
-from agentlightning.trainer.prompts.optimizer_model import scripted_model
 from agentlightning.trainer.schedules import algorithm_class, prompt_algorithm
 
 TABLE: dict[str, Any] = {
@@ -77,9 +76,7 @@ def test_a_setting_that_is_missing_or_without_effect_is_a_sentence(tables: dict[
 @pytest.mark.parametrize(
     ("tables", "sentence"),
     [
-        ({"optimize": {"model": "gpt"}}, "optimize.model: expected one of writer, policy, scripted, got 'gpt'"),
-        ({"optimize": {"model": "scripted"}}, 'optimize: grammar: is required with model = "scripted"'),
-        ({"optimize": {"model": "writer", "grammar": "g"}}, "optimize: grammar: has no effect without"),
+        ({"optimize": {"model": "gpt"}}, "optimize.model: expected one of writer, policy, or file.py:name, got 'gpt'"),
         (
             {"optimize": {"model": "writer", "templates": ["user"]}},
             "optimize.templates: there is no template 'user' in [prompts.templates]; known are system",
@@ -108,18 +105,3 @@ def test_a_placeholder_that_no_task_has_is_found_before_anything_starts(tmp_path
     prompts = {**TABLE["prompts"], "rules": [rule]}
     with pytest.raises(ConfigError, match=r"prompts\.templates\.system: unknown placeholder 'question'"):
         load_splits(parse_config(changed(data=data, prompts=prompts)))
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("{", "cannot be read"),
-        ("[]", "expected an object with add, drop or replace"),
-        ('{"insert": ["a"]}', r"grammar\.insert: no such list of edits"),
-        ('{"add": "Be brief."}', r"grammar\.add"),
-    ],
-)
-def test_a_grammar_that_is_none_is_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "g.json").write_text(text)
-    with pytest.raises(ConfigError, match=rf"^optimize\.grammar: .*g\.json: .*{sentence}"):
-        scripted_model(tmp_path / "g.json")

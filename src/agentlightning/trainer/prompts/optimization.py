@@ -14,6 +14,7 @@ from agentlightning.config.external import secret_variables
 from agentlightning.config.run import Config
 from agentlightning.errors import BudgetSpentError, ConfigError
 from agentlightning.records import JSON
+from agentlightning.runtime.code_loader import is_code, load_function
 from agentlightning.store.base import LightningStore
 from agentlightning.store.templates import promote_candidate
 from agentlightning.trainer.checkpoint import RunFolder
@@ -24,7 +25,7 @@ from agentlightning.trainer.monitor.trackers import TrackerProcesses, check_trac
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.prompts.optimizer_model import open_model, scripted_model
+from agentlightning.trainer.prompts.optimizer_model import open_model
 from agentlightning.trainer.prompts.store_search import Budget, CandidateBook, StoreSearch
 from agentlightning.trainer.run_lease import RunSession
 from agentlightning.trainer.scheduler import RolloutCollector
@@ -80,8 +81,8 @@ class Optimization(RunSession[OptimizeResult]):
         config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
         algorithm = prompt_algorithm(config)
         assert config.optimize is not None  # the algorithm is not made without
-        if config.optimize.grammar is not None:
-            scripted_model(Path(config.optimize.grammar))  # read before anything starts
+        if is_code(config.optimize.model):  # loaded before anything starts
+            load_function(config.optimize.model, ("prompt", "purpose", "number"), "optimize.model")
         tasks = load_splits(config)
         if (size := len(tasks["val"])) > config.optimize.max_rollouts:
             raise ConfigError(

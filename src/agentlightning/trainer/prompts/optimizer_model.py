@@ -6,22 +6,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from agentlightning.algorithms.prompts.scripted import ScriptedOptimiser
-from agentlightning.config.prompts import POLICY, SCRIPTED, model_name
+from agentlightning.config.prompts import POLICY, model_name
 from agentlightning.config.run import Config
-from agentlightning.errors import ConfigError, ConflictError, EngineError, boundary
+from agentlightning.errors import ConflictError, EngineError
 from agentlightning.records import JSON, Call, Claim, Finish, NewRollout, Resource, RetryPolicy, Rollout, Sampling
 from agentlightning.runner.attempt import status_here
 from agentlightning.runtime.backoff import Backoff
+from agentlightning.runtime.code_loader import is_code, load_function
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.prompts.store_search import SearchUsage, message_text, usage_of
@@ -40,27 +38,6 @@ OptimizerAnswer = tuple[str, SearchUsage]
 Answer = Callable[[str, str, int], Awaitable[OptimizerAnswer]]
 """Of a request, its purpose and number: the recorded answer, else a new one, recorded. AgentLightningError where there is
 none."""
-
-
-def scripted_model(grammar: Path) -> Answer:
-    """Edits of the grammar in a JSON file, and no model: equal requests have equal answers, so that none is recorded.
-    ConfigError."""
-    try:
-        edits = json.loads(grammar.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as cause:
-        raise ConfigError(f"optimize.grammar: {grammar}: cannot be read: {cause}") from cause
-    if not isinstance(edits, dict):
-        raise ConfigError(f"optimize.grammar: {grammar}: expected an object with add, drop or replace")
-    try:
-        with boundary("the grammar", ConfigError):
-            scripted = ScriptedOptimiser(edits)
-    except ConfigError as cause:
-        raise ConfigError(f"optimize.grammar: {grammar}: {cause}") from cause
-
-    async def answer(prompt: str, purpose: str, number: int) -> OptimizerAnswer:
-        return await scripted(prompt, purpose, number), SearchUsage()
-
-    return answer
 
 
 class GatewayModel:
@@ -187,12 +164,16 @@ class GatewayModel:
 
 
 async def open_model(config: Config, run_id: str, processes: Processes, stack: AsyncExitStack) -> Answer:
-    """The model that writes new texts; `stack` closes it. ConfigError where a grammar cannot be read."""
+    """The model that writes new texts; `stack` closes it. ConfigError where code cannot be loaded."""
     optimize = config.optimize
     assert optimize is not None  # nobody asks without
-    if optimize.model == SCRIPTED:
-        assert optimize.grammar is not None  # a configuration has it with this model
-        return scripted_model(Path(optimize.grammar))
+    if is_code(optimize.model):
+        write = load_function(optimize.model, ("prompt", "purpose", "number"), "optimize.model")
+
+        async def answer(prompt: str, purpose: str, number: int) -> OptimizerAnswer:
+            return await write(prompt, purpose, number), SearchUsage()
+
+        return answer
     if optimize.model == POLICY:
         model, protocol = str(processes.policy["model"]), "openai"
     else:

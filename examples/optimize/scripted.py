@@ -1,13 +1,16 @@
-"""A scripted optimiser model, for tests, benchmarks and the demo: it edits by a small grammar and is no language model.
-It reads nothing but the request that it is sent, and draws one edit, the same for the same request and number. Where
-the request has rollouts, a critique or texts that were tried, an edit is the likelier the more they speak for it."""
+"""A scripted writer of prompts, so that this example, tests and benchmarks run without a model: it edits by a small
+grammar and is no language model. It reads nothing but the request that it is sent, and draws one edit, the same for the
+same request and number. Where the request has rollouts, a critique or texts that were tried, an edit is the likelier the
+more they speak for it."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -113,3 +116,10 @@ def _tried(text: str) -> dict[str, tuple[int, int]]:
     """The texts that the request says were tried, each with the tasks on which it was better, and worse."""
     found = _TRIED.findall(text.partition(TRIED)[2])
     return {tried: (int(wins), int(losses)) for wins, losses, _, tried in found}
+
+
+async def write(prompt: str, purpose: str, number: int) -> str:
+    """The answer of a writer by the sentences of grammar.json."""
+    return await ScriptedOptimiser(json.loads((Path(__file__).parent / "grammar.json").read_text()))(
+        prompt, purpose, number
+    )
