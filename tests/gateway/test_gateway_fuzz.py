@@ -19,12 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from agentlightning.gateway.access import Permissions
-from agentlightning.gateway.rest import create_routes
+from agentlightning.gateway.rest import description
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.records import NewRollout, WorkerStatus
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.store.sql.store import InMemoryLightningStore
 
 DETAILS = (
     "the gateway failed",
@@ -48,18 +46,9 @@ QUICK = settings(
     max_examples=6, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
-STORE = InMemoryLightningStore()
-ALLOWED = Permissions(STORE)
-
 OPERATIONS = {
     found.ok().label: found.ok()
-    for found in schemathesis.openapi.from_dict(
-        create_routes(
-            STORE,
-            None,
-            ALLOWED,
-        ).openapi()
-    ).get_all_operations()
+    for found in schemathesis.openapi.from_dict(json.loads(description())).get_all_operations()
 }
 
 

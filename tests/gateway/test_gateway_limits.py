@@ -132,7 +132,7 @@ async def test_what_other_gateways_record_through_this_server_counts(house: Hous
     assert await statuses(house, claim, 1) == [200]
     assert await statuses(house, claim, 1, house.gateway()) == [200]
     (_, theirs) = await house.store.calls([claim.rollout.id])
-    reply = await http.get(f"/api/rollouts/{claim.rollout.id}/calls", headers=ADMIN)
+    reply = await http.post("/api/calls", json={"rollout_ids": [claim.rollout.id]}, headers=ADMIN)
     sent = next(call for call in reply.json() if call["id"] == theirs.id)
     again = await http.post("/api/append_calls", json={"calls": [sent]}, headers=ADMIN)
     assert again.status_code == 200, again.text

@@ -1,7 +1,7 @@
 """The methods of the store over HTTP: one POST each, its arguments by name; msgpack for our client, JSON for others.
 Every request to /api passes here: its caller must be known (access.py) and, on a server without a key, no web page; its
 body is bounded in size and time. A method is decoded in one pass, allowed and executed once for the request that its
-key names (store/request.py); other paths go on to FastAPI (rest.py)."""
+key names (store/request.py); other paths go on to rest.py."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ApiHooks:
 
 
 class StoreRpc:
-    """The API of an open store; `views` serves what is no method. Long polls end when `stopping` is set."""
+    """The API of an open store; `others` serves what is no method. Long polls end when `stopping` is set."""
 
     max_body_bytes = MAX_BODY_BYTES
     body_timeout_s = BODY_TIMEOUT_S
@@ -72,7 +72,7 @@ class StoreRpc:
     def __init__(
         self,
         store: LightningStore,
-        views: ASGIApp,
+        others: ASGIApp,
         permissions: Permissions,
         authentication: Authentication,
         *,
@@ -83,7 +83,7 @@ class StoreRpc:
         self._methods: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             name: getattr(store, name) for name in wire.METHODS
         }
-        self._views = views
+        self._others = others
         self._permissions = permissions
         self._authentication = authentication
         self._boot = (wire.BOOT_HEADER.encode(), boot.encode())
@@ -92,9 +92,6 @@ class StoreRpc:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection's event, by ASGI."""
-        if scope["type"] != "http":
-            await self._views(scope, receive, send)
-            return
         response = _Response(send, self._boot)
         try:
             await self._serve(scope, receive, response)
@@ -123,7 +120,7 @@ class StoreRpc:
         body = await read_body(receive, self.max_body_bytes, self.body_timeout_s)
         name = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/")
         if scope["method"] != "POST" or (name not in self._methods and name != wire.BATCH):
-            await self._views({**scope, CALLER: caller}, _replayed(body, receive), response.send)
+            await self._others({**scope, CALLER: caller}, _replayed(body, receive), response.send)
             return
         body = await _plain(body, headers.get(b"content-encoding", b"identity"))
         binary = headers.get(b"content-type") == MSGPACK
