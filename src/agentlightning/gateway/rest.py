@@ -113,10 +113,10 @@ def description() -> bytes:
         [kind for pair in kinds for kind in pair], ref_template="#/components/schemas/{name}"
     )
     schemas["ErrorBody"] = {"type": "object", "properties": {"error": _ERROR}}
-    refused = {
+    refused: dict[str, Any] = {
         str(status): _response(said, {"$ref": "#/components/schemas/ErrorBody"}) for status, said in REFUSALS.items()
     }
-    paths = {}
+    paths: dict[str, Any] = {}
     for position, name in enumerate(wire.METHODS):
         text = inspect.cleandoc(getattr(LightningStore, name).__doc__ or "")
         paths[f"/{name}"] = {
