@@ -7,9 +7,13 @@ programs are installed (console_store.py). Then, in the process of the store:
                      in both directions, within the large run, a small one, and over all; the first page and the next
     rollout_p95_ms   one rollout of 64 calls with its attempts, calls, rewards and spans
 
-And in Chromium, where it is installed (console_browsers.py):
+Of the console over that store (console_browsers.py), in Chromium where it is installed:
 
-    first_paint_s    the slowest page of the console over that store, in a new browser
+    first_paint_s        the slowest page, in a new browser
+    page_weight_kb       the heaviest page with all that it loads, as sent
+    five_browsers_slower the share by which a run's steps are slower while five browsers watch it: they ask for what the page
+                         asks for, and leave drawing to other machines
+    console_cpu_share    the share of this machine's processors that the console takes meanwhile
 
 Figures are of the slower database; those of each are printed before.
 
@@ -113,10 +117,7 @@ async def _measure(name: str, url: str, count: int) -> dict[str, float]:
             "filter_p95_ms": await _filters(name, store, filled),
             "rollout_p95_ms": await _rollouts(name, store, filled),
         }
-    if console_browsers.missing() is None:
-        paint = asyncio.to_thread(console_browsers.first_paint, url, filled.runs[0], filled.long[0])
-        figures["first_paint_s"] = await paint
-    return figures
+    return figures | await asyncio.to_thread(console_browsers.measure, url, filled.runs[0], filled.long[0])
 
 
 async def _filters(name: str, store: LightningStore, filled: Filled) -> float:

@@ -175,6 +175,7 @@ class _Source:
             agents=agents,
             attempts=1,
             refused=failed and draw.random() < 0.1,
+            cause="agent" if failed else "policy",
             failure=error,
             outcome=None if shared["mode"] == "eval" else "invalid" if failed else "trained",
             duration_s=seconds,

@@ -25,6 +25,7 @@ from agentlightning.records import (
     WorkerStatus,
 )
 from agentlightning.store.base import LightningStore
+from agentlightning.store.models import ModelVersion
 from agentlightning.store.scan import feedback_span
 from agentlightning.store.templates import CandidateRecord
 
@@ -122,6 +123,11 @@ async def fill(store: LightningStore) -> None:
             await store.update_run(run_id, summary={"step": step, "train/reward_mean": reward})
     alarms = {"entropy_gone": "entropy fell from 1.0 to 0.03 nats per token", "own": ATTACK}
     await store.update_run("alpha", state="finished", summary={"alarms": alarms})
+    begun = [{"step": step, "name": ATTACK, "text": ATTACK} for step in (2, STEPS)]
+    await store.update_run("gamma", summary={"alarms_begun": begun})
+    await register(store, "gamma", 1, 2)
+    for number in (1, 2):
+        await store.set_alias("gamma", "production", number)
     for name in ("alpha", "gamma"):
         await _versions(store, name, ATTACK if name == "gamma" else "be brief")
     await _planted(store)
@@ -193,6 +199,25 @@ async def _versions(store: LightningStore, run_id: str, text: str) -> None:
     ]
     await store.put_resources([one.resource(run_id) for one in proposals])
     await store.put_checkpoint(Checkpoint(run_id=run_id, step=2, path=f"/runs/{text}", version=2))
+
+
+async def register(store: LightningStore, run_id: str, *steps: int) -> None:
+    """Versions ``support@STEP`` of run "alpha", ``gamma@STEP`` of "gamma"."""
+    for step in steps:
+        version = ModelVersion(
+            name="support" if run_id == "alpha" else run_id,
+            number=0,
+            run_id=run_id,
+            policy="default",
+            step=step,
+            resource_version=step,
+            parent=None,
+            base_model="base",
+            weights={"kind": "full", "url": "file:///runs/alpha"},
+            metrics={"eval/greedy/reward": {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 300}},
+            licence=ATTACK,
+        )
+        await store.register_model(version)
 
 
 async def _step(store: LightningStore, run_id: str, step: int) -> None:

@@ -168,6 +168,22 @@ async def test_the_playground_has_a_policy_of_its_own_and_takes_no_form_of_anoth
     assert (form.status_code, sent.status_code) == (403, 200)
 
 
+async def test_a_form_that_promotes_is_taken_of_a_page_of_the_console_alone() -> None:
+    form = {"version": "support@1"}
+    for key, host in ((None, "127.0.0.1:7860"), (KEY, "console.example")):
+        async with browser(key, host) as client:
+            if key:
+                await client.post("/login", data={"key": key})
+            own = {"origin": f"http://{host}"}
+            foreign: list[dict[str, str]] = [{}, {"origin": "null"}, {"origin": f"http://{host}1"}]
+            refused = [(await client.post("/models", data=form, headers=one)).status_code for one in foreign]
+            as_json = await client.post("/models", json=form, headers=own)
+            elsewhere = await client.post("/run", data=form, headers=own)
+            taken = await client.post("/models", data=form, headers=own)
+        assert (refused, as_json.status_code, elsewhere.status_code) == ([403] * 3, 403, 403)
+        assert (taken.status_code, taken.headers["x-role"]) == (200, "admin")
+
+
 async def test_the_token_can_be_typed_and_a_proxy_with_tls_gets_secure_cookies() -> None:
     async with browser(None, entered=False) as client:
         wrong = await client.post("/login", data={"key": KEY})

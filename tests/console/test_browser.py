@@ -199,7 +199,7 @@ def test_a_hack_is_seen_and_a_reward_is_explained_down_to_the_tokens(address: st
         visit.page.locator("main tbody tr a").first.click()
         visit.page.wait_for_selector("text=Sampled tokens by advantage")
         shades = visit.page.eval_on_selector_all(".strip .token", "all => all.map(one => one.className)")
-        assert set(shades) in ({"token s5"}, {"token b5"})
+        assert set(shades) in ({"token up v5"}, {"token down v5"})
         ways = "all => all.map(one => getComputedStyle(one).backgroundColor)"
         assert len(set(visit.page.eval_on_selector_all(".strip .token", ways)) - {"rgba(0, 0, 0, 0)"}) == 1
         assert visit.elsewhere() == []

@@ -5,20 +5,22 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import httpx
 import pytest
-from console_scene import ATTACKS, GROUP, STEPS, TEMPLATES, check_harmless, shown
+from console_scene import ATTACKS, GROUP, SECOND, STEPS, TEMPLATES, check_harmless, register, shown
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.analysis.bottlenecks import read_bottlenecks
 from agentlightning.analysis.intervals import Interval
-from agentlightning.console.app import PATHS, draw, view
-from agentlightning.console.pages.models import _ranked
+from agentlightning.console.app import PATHS, create_app, draw, view
+from agentlightning.console.pages.models import _ranked, move_alias
 from agentlightning.console.pages.replay import head
 from agentlightning.console.pages.runs import live_part
+from agentlightning.console.playground import ROLE
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError, NotFoundError, StoreError, printable
 from agentlightning.records import Fork, Metric, Rollout
 from agentlightning.store.base import RolloutQuery
-from agentlightning.store.models import ModelVersion
 from agentlightning.store.templates import CandidateRecord
 from agentlightning.trainer.run_lease import LEASE
 
@@ -100,8 +102,32 @@ async def test_a_run_shows_its_figures_its_alarms_and_what_differs_from_another(
     assert "+.2000 [.2000, .2000]" in page.text
     assert "entropy_gone" in page.text
     assert "trainer.learning_rate" in page.text
-    assert "no step has recorded what it cost" in page.text
+    assert "No step has recorded tokens" in page.text
     assert "trainer.seed" not in page.text.partition("All settings")[0]
+
+
+async def test_alarms_stand_on_the_curve_and_in_words_after_they_ceased(reader: Reader) -> None:
+    begun = [
+        {"step": 2, "name": "reward_falling", "text": ATTACKS[0]},
+        {"step": 3, "name": "entropy_gone", "text": "low"},
+    ]
+    await reader.store.update_run("alpha", summary={"alarms_begun": begun})
+    page = await shown(reader, "/run", run="alpha")
+    reward = next(label for label in page.values("aria-label") if label.startswith("Reward. "))
+    assert reward.endswith("; reward_falling at step 2; entropy_gone at step 3")
+    text = " ".join(page.text.split())
+    assert f"▲ reward_falling, step 2, ceased: {ATTACKS[0]}" in text
+    assert "▲ entropy_gone, step 3, holds: low" in text
+
+
+async def test_a_run_costs_money_by_the_price_of_an_hour_that_the_address_names(reader: Reader) -> None:
+    run = await reader.run("slow")
+    late = Metric(run_id="slow", step=STEPS, name="own", value=1.0, created_ns=run.created_ns + 5400 * SECOND)
+    await reader.store.log_metrics([late])
+    assert "money" not in (await shown(reader, "/run", run="slow")).text.partition("Show the")[0]
+    assert "money3.75" in (await shown(reader, "/run", run="slow", hour="2.50")).text
+    with pytest.raises(InputError, match=r"hour: expected the price of an hour, such as 2.50, got '-1'"):
+        await shown(reader, "/run", run="slow", hour="-1")
 
 
 async def test_a_run_says_first_what_it_learned_with_its_interval(reader: Reader) -> None:
@@ -173,7 +199,7 @@ async def test_a_replay_shows_the_whole_conversation_and_the_tokens_of_the_call_
     assert page.text.index("Call 1") < page.text.index("what is 2 + 3 ?", page.text.index("Call 1"))
     assert "Call 2 of 2" in page.text
     tokens = [value for value in page.values("class") if value.startswith("token")]
-    assert tokens == ["token s0", "token s2 forced", "token s5", "token s8"]
+    assert tokens == ["token", "token even v2 forced", "token even v5", "token even v8"]
     assert "token 3, id 7, log-probability -9" in page.values("title")
     assert page.names.count("mark") == 1
 
@@ -264,25 +290,45 @@ async def test_models_are_the_kept_versions_with_their_checkpoints(reader: Reade
 
 async def test_registered_versions_are_shown_with_their_aliases(reader: Reader) -> None:
     assert "No model version was registered" in (await shown(reader, "/models", run="alpha")).text
-    version = ModelVersion(
-        name="support",
-        number=0,
-        run_id="alpha",
-        policy="default",
-        step=2,
-        resource_version=2,
-        parent=None,
-        base_model="base",
-        weights={"kind": "full", "url": "file:///runs/alpha"},
-        metrics={"eval/greedy/reward": {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 300}},
-        licence=ATTACKS[0],
-    )
-    await reader.store.register_model(version)
+    await register(reader.store, "alpha", 2)
     await reader.store.set_alias("support", "production", 2)
     page = await shown(reader, "/models", run="alpha")
     assert "support@2 with a held-out reward of .50 [.40, .60]" in page.text
     assert "@production" in page.text
     assert ATTACKS[0] in page.text
+    assert "Promote" not in page.text  # somebody who only reads
+
+
+async def test_a_button_promotes_a_version_and_another_rolls_it_back(reader: Reader) -> None:
+    await register(reader.store, "alpha", 2, 3)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(as_admin(create_app(reader, TEMPLATES)))) as client:
+        for version in ("support@2", "support@3"):
+            form = {"run": "alpha", "alias": "@live", "version": version}
+            moved = await client.post("http://console/models", data=form, follow_redirects=True)
+        assert "live names support@3, before support@2" in await aliases_of(reader)
+        assert 'value="support@2">Roll back to support@2' in moved.text
+        await client.post("http://console/models", data={**form, "version": "support@2"})
+        assert "live names support@2, before support@3" in await aliases_of(reader)
+        gone = await client.post("http://console/models", data={**form, "version": "support@9"})
+        wrong = await client.post("http://console/models", data={**form, "alias": "7"})
+    assert (gone.status_code, wrong.status_code) == (404, 422)
+    assert "alias: expected small letters" in wrong.text
+    with pytest.raises(InputError, match="a reader's token only reads"):
+        await move_alias(reader, form, "reader")
+
+
+async def aliases_of(reader: Reader) -> list[str]:
+    found = await reader.store.aliases("support")
+    return [f"{one.alias} names {one.name}@{one.number}, before {one.name}@{one.previous}" for one in found]
+
+
+def as_admin(app: ASGIApp) -> ASGIApp:
+    """The application for whoever has the server's key."""
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, ROLE: "admin"}, receive, send)
+
+    return asked
 
 
 def test_candidates_of_a_search_are_paired_with_its_start_over_the_tasks_of_both() -> None:

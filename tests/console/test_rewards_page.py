@@ -115,12 +115,12 @@ async def test_tokens_are_coloured_by_advantage_ratio_and_training(reader: Reade
     async def strip(rollout: Rollout, color: str) -> list[str]:
         page = await shown_page(reader, "/replay", rollout=rollout.id, color=color)
         assert "nothing is recorded" not in page.text
-        return [value.split()[1] for value in page.values("class") if value.startswith("token")]
+        return [value.removeprefix("token").strip() for value in page.values("class") if value.startswith("token")]
 
-    assert await strip(best, "advantage") == ["s5"] * 4  # 1.16 of 2
-    assert await strip(worst, "advantage") == ["b5"] * 4
-    assert await strip(best, "ratio") == ["s0", "s4", "b6", "s0"]
-    assert await strip(best, "trained") == ["b4"] * 4
+    assert await strip(best, "advantage") == ["up v5"] * 4  # 1.16 of 2
+    assert await strip(worst, "advantage") == ["down v5"] * 4
+    assert await strip(best, "ratio") == ["", "up v4", "down v6", ""]
+    assert await strip(best, "trained") == ["even v4"] * 4
 
 
 async def test_the_credit_of_a_call_stands_beside_it(reader: Reader) -> None:

@@ -1,7 +1,8 @@
 """Access to the console: who may read it, and which web pages may not.
 
-An ASGI middleware around all that the console serves, which only reads. On loopback whoever has the token of the URL that
-it printed may read, as in Jupyter, and no page of another site: its requests are told by Host, Origin and Sec-Fetch-Site.
+An ASGI middleware around all that the console serves, which learns who only reads. On loopback whoever has the token of the
+URL that it printed may do all, as in Jupyter, and no page of another site: its requests are told by Host, Origin and
+Sec-Fetch-Site.
 Elsewhere a browser logs in once with the server's key or a reader's token. Both get a session; the key is in no cookie,
 since cookies go to every port.
 """
@@ -25,13 +26,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentlightning.console.playground import PATH as PLAYGROUND
 from agentlightning.console.playground import ROLE
 from agentlightning.console.render import STATIC, Templates
-from agentlightning.errors import AgentLightningError
+from agentlightning.errors import AgentLightningError, InputError
 from agentlightning.gateway.access import Authentication, cross_site_reason, presented_key
 
 SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 1000
-MAX_LOGIN_BYTES = 16_384
+MAX_FORM_BYTES = 16_384
 LOGIN = "/login"
+FORMS = (LOGIN, "/models")
+"""Pages that take forms; the playground takes JSON."""
 FORM = b"application/x-www-form-urlencoded"
 SERVED = re.compile(
     r"/(|run|live|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|login|static/[a-z.]+"
@@ -93,7 +96,7 @@ class Access:
         """The response to a request that may not read; None where it may."""
         headers: Headers = list(request.scope["headers"])
         login, local = request.url.path == LOGIN, self.authentication is None
-        reason = _foreign(request.method, headers, FORM if login else b"application/json")
+        reason = _foreign(request.method, headers, FORM if request.url.path in FORMS else b"application/json", login)
         if local and reason is None:
             reason = cross_site_reason("GET", _without_navigation(request.method, headers))
         if reason is not None:
@@ -140,12 +143,10 @@ class Access:
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
             return self._login_page("", 200)
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_LOGIN_BYTES:
-                return self._login_page("expected a key, got too much", 413)
-        key = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0].strip().encode()
+        try:
+            key = (await read_form(request)).get("key", "").strip().encode()
+        except InputError as error:
+            return self._login_page(str(error), 413)
         if not await self._role(key):
             return self._login_page(f"this key opens nothing here: give the {self._wanted}, of all runs", 401)
         return self._entered(request, key, "/")
@@ -163,6 +164,16 @@ class Access:
         return HTMLResponse(self.templates.draw("login.html", wanted=self._wanted, why=why), status)
 
 
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form, the first value of each. InputError for more than `MAX_FORM_BYTES`."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM_BYTES:
+            raise InputError(f"form: expected at most {MAX_FORM_BYTES:,} bytes")
+    return {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
+
+
 def _without_navigation(method: str, headers: Headers) -> Headers:
     """A link on another site may lead here: that site sees nothing of the page, which no frame shows."""
     given = dict(headers)
@@ -172,10 +183,11 @@ def _without_navigation(method: str, headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if name != b"sec-fetch-site"]
 
 
-def _foreign(method: str, headers: Headers, expected: bytes) -> str | None:
+def _foreign(method: str, headers: Headers, expected: bytes, login: bool) -> str | None:
     """The reason why a request with a session could be another site's; None if it cannot.
 
     Other sites cannot send JSON without asking first, nor hide their Origin; with a name of their own they have no cookie.
+    What changes something and has no key of its own must have an Origin: browsers send it with every form.
     """
     if method in ("GET", "HEAD"):
         return None
@@ -183,6 +195,8 @@ def _foreign(method: str, headers: Headers, expected: bytes) -> str | None:
     host, origin = given.get(b"host", b""), given.get(b"origin", b"")
     if origin and origin.partition(b"://")[2] != host:
         return f"Origin: expected {host.decode('latin-1')!r:.80}, got {origin.decode('latin-1')!r:.80}"
+    if not origin and not login and not presented_key(headers):
+        return f"Origin: expected {host.decode('latin-1')!r:.80}, got none"
     content_type = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
     return None if content_type == expected else f"Content-Type: expected {expected.decode()}"
 

@@ -11,18 +11,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentlightning.console.access import read_form
 from agentlightning.console.pages.advice import bottlenecks_page, suggestions_page
 from agentlightning.console.pages.compare import compare_page
-from agentlightning.console.pages.models import models_page, prompts_page
+from agentlightning.console.pages.models import models_page, move_alias, prompts_page
 from agentlightning.console.pages.replay import replay_page
 from agentlightning.console.pages.rewards import rewards_page
 from agentlightning.console.pages.rollouts import rollouts_page, side_page
 from agentlightning.console.pages.runs import alerts_page, choose_page, live_part, run_page, runs_page
 from agentlightning.console.playground import PATH as PLAYGROUND
+from agentlightning.console.playground import ROLE
 from agentlightning.console.reader import Reader
 from agentlightning.console.render import STATIC, Page, Query, Templates, first, mark
 from agentlightning.errors import AgentLightningError
@@ -67,8 +69,16 @@ def create_app(reader: Reader, templates: Templates, playground: ASGIApp | None 
     app.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=5)
 
     async def page(request: Request) -> Response:
-        html, status = await draw(reader, templates, request.url.path, _query(request))
+        role = request.scope.get(ROLE, "")
+        html, status = await draw(reader, templates, request.url.path, _query(request), role)
         return HTMLResponse(html, status, {"cache-control": "no-store"})
+
+    async def move(request: Request) -> Response:
+        try:
+            place = await move_alias(reader, await read_form(request), request.scope.get(ROLE, ""))
+        except AgentLightningError as error:
+            return HTMLResponse(_wrong(templates, request.url.path, str(error)), error.http_status)
+        return RedirectResponse(place, 303)
 
     async def live(request: Request) -> Response:
         try:
@@ -92,6 +102,7 @@ def create_app(reader: Reader, templates: Templates, playground: ASGIApp | None 
     app.add_api_route("/static/{name}", static, methods=["GET"])
     for path in PATHS:
         app.add_api_route(path, page, methods=["GET"])
+    app.add_api_route("/models", move, methods=["POST"])
     return app
 
 
@@ -106,23 +117,33 @@ class Aside:
         await (self._aside if below else self._app)(scope, receive, send)
 
 
-async def draw(reader: Reader, templates: Templates, path: str, query: Query) -> tuple[str, int]:
+async def draw(reader: Reader, templates: Templates, path: str, query: Query, role: str = "") -> tuple[str, int]:
     """A page and its status: in its place the sentence about a wrong address or store, or about a fault of the console."""
-    status = 200
     try:
         runs = (await reader.runs())[:MAX_PICKED]
         page = await view(reader, templates, path, query)
-        return _drawn(templates, page, path, runs), status
+        return _drawn(templates, page, path, runs, role), 200
     except AgentLightningError as error:
         why, status = str(error), error.http_status
     except Exception as error:
         log.error("a page failed", exc_info=error)
         why, status = f"this page failed ({type(error).__name__}); what the console printed says where", 500
-    return _drawn(templates, Page(template="wrong.html", title="Not here", values={"why": why}), path, []), status
+    return _wrong(templates, path, why), status
 
 
-def _drawn(templates: Templates, page: Page, path: str, runs: Sequence[Run]) -> str:
-    layout = {"title": page.title, "path": path, "run": page.run, "runs": runs, "search": ""}
+def _wrong(templates: Templates, path: str, why: str) -> str:
+    return _drawn(templates, Page(template="wrong.html", title="Not here", values={"why": why}), path)
+
+
+def _drawn(templates: Templates, page: Page, path: str, runs: Sequence[Run] = (), role: str = "") -> str:
+    layout = {
+        "title": page.title,
+        "path": path,
+        "run": page.run,
+        "runs": runs,
+        "search": "",
+        "may_write": role == "admin",
+    }
     return templates.draw(page.template, **(layout | dict(page.values)))
 
 

@@ -16,6 +16,8 @@ SPARK = 96, 26
 TICKS = 4
 MAX_MARKED = 40
 """Points of a curve that are marked one by one; more would be a thick line."""
+MAX_EVENTS = 6
+"""Events that are named on a chart, the latest; more would cover its curves."""
 MAX_VALUE = 1e300
 """Larger numbers are left out, as those that are none: their distances would overflow."""
 MIN_SPAN = 1e-290
@@ -95,10 +97,18 @@ class Chart:
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
     x_label: str
+    events: Sequence[tuple[float, str]]
+    """What happened, in order: its place along x, and its name."""
 
 
-def line_chart(title: str, curves: Sequence[Curve], x_label: str = "step", large: bool = False) -> Chart | None:
-    """The curves as a chart; what is not finite is left out. None without a point."""
+def line_chart(
+    title: str,
+    curves: Sequence[Curve],
+    x_label: str = "step",
+    large: bool = False,
+    events: Sequence[tuple[float, str]] = (),
+) -> Chart | None:
+    """The curves as a chart; what is not finite is left out. None without a point. events: x and name, by x."""
     finite = [
         replace(one, points=[at for at in one.points if abs(at.x) < MAX_VALUE and abs(at.y) < MAX_VALUE])
         for one in curves
@@ -110,12 +120,14 @@ def line_chart(title: str, curves: Sequence[Curve], x_label: str = "step", large
     points = [point for one in drawn for point in one.points]
     xs = [point.x for point in points]
     x_axis = Axis(min(xs), max(xs), LEFT, width - RIGHT)
+    seen = [(x, name) for x, name in events if x_axis.low <= x <= x_axis.high]
     y_axis = _y_axis([edge for point in points for edge in (point.y, *point.band)], height)
+    words = [_in_words(one, x_label) for one in drawn] + [f"{name} at {x_label} {short(x)}" for x, name in seen]
     x_ticks = ticks(x_axis.low, x_axis.high, 2 * TICKS if large else TICKS)
     x_ticks = [one for one in x_ticks if one.is_integer() or x_axis.high - x_axis.low < 1]  # steps have no halves
     return Chart(
         title=title,
-        words=f"{title}. {'; '.join(_in_words(one, x_label) for one in drawn)}",
+        words=f"{title}. {'; '.join(words)}",
         lines=[_line(one, x_axis, y_axis) for one in drawn],
         size=size,
         x=x_axis,
@@ -123,6 +135,7 @@ def line_chart(title: str, curves: Sequence[Curve], x_label: str = "step", large
         x_ticks=[(x_axis.place(one), short(one)) for one in x_ticks],
         y_ticks=[(y_axis.place(one), short(one)) for one in ticks(y_axis.low, y_axis.high)],
         x_label=x_label,
+        events=[(x_axis.place(x), name) for x, name in seen[-MAX_EVENTS:]],
     )
 
 

@@ -46,11 +46,22 @@ class Measure:
     shade: Callable[[float], int]
     """From 0 (none) to LEVELS; below 0 for the colour of the other direction."""
     legend: str
+    directed: bool = False
+    """True where above 0 is more probable than before, and below it less."""
 
     def style(self, value: float) -> str:
-        """The style sheet's class of a value: a warm shade, a cool one below zero, none for what is not known."""
-        shade = self.shade(value) if math.isfinite(value) else 0
-        return f"s{shade}" if shade >= 0 else f"b{-shade}"
+        """The style sheet's classes of a value, none for what is not known."""
+        return shade_style(self.shade(value) if math.isfinite(value) else 0, self.directed)
+
+
+def shade_style(shade: int, directed: bool = True) -> str:
+    """The style sheet's classes of a shade. Of what has a direction it is green with a line above, red with one below: as
+    the bars of advantages, whose colours nothing else has.
+
+    >>> shade_style(3), shade_style(-8), shade_style(2, directed=False), shade_style(0)
+    ('up v3', 'down v8', 'even v2', '')
+    """
+    return f"{('up' if shade > 0 else 'down') if directed else 'even'} v{abs(shade)}" if shade else ""
 
 
 def call_use(
@@ -140,7 +151,7 @@ class Kept:
             legend = f"no {self.plural}: those of the step are no longer stored{reported}"
         fits = len(values) == len(call.sampled_ids)  # whoever has a key may have stored others
         values = values if fits else [math.nan] * len(call.sampled_ids)
-        return Measure(name=self.name, values=values, shade=self.shade, legend=legend)
+        return Measure(name=self.name, values=values, shade=self.shade, legend=legend, directed=True)
 
 
 def by_logprob(call: Call, use: CallUse) -> Measure:
@@ -158,7 +169,7 @@ def by_trained(call: Call, use: CallUse) -> Measure:
     return Measure(
         name="training",
         values=values,
-        shade=lambda value: -LEVELS // 2 if value == 1.0 else 0,
+        shade=lambda value: LEVELS // 2 if value == 1.0 else 0,
         legend=f"{use.note}{besides}",
     )
 
@@ -170,14 +181,15 @@ COLORINGS: Mapping[str, Callable[[Call, CallUse], Measure]] = MappingProxyType(
             "advantage",
             "advantages",
             away_from_zero,
-            f"warm where a token was made more probable, cool where less; darkest from ±{FULL_ADVANTAGE:g}",
+            "green, with a line above, where a token was made more probable; red, with a line below, where less; "
+            f"darkest from ±{FULL_ADVANTAGE:g}",
         ),
         "ratio": Kept(
             "ratio",
             "ratios",
             away_from_one,
-            "of the policy to the one that sampled, in the first update that trained the token: warm above 1, cool below; "
-            f"darkest from × {FULL_RATIO:g} and ÷ {FULL_RATIO:g}",
+            "of the policy to the one that sampled, in the first update that trained the token: green, with a line above, "
+            f"above 1; red, with a line below, under it; darkest from × {FULL_RATIO:g} and ÷ {FULL_RATIO:g}",
         ),
         "trained": by_trained,
     }

@@ -1,4 +1,5 @@
-"""The console's server: the pages over one store, behind `Access`. It opens the store for itself and writes nothing."""
+"""The console's server: the pages over one store, behind `Access`. It opens the store for itself, and writes nothing but
+aliases of models, where somebody moves one."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from agentlightning.config.run import parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.monitor.health_checks import begun_alarms
 from agentlightning.trainer.monitor.metric_logger import QUIET, MetricLogger
 from agentlightning.trainer.monitor.metrics import (
     METRICS,
@@ -73,6 +74,7 @@ async def test_what_is_wrong_is_told_once_and_stays_in_the_summary_while_it_last
         await watched.record(step, "step", {"policy/kl": 0.0})
     (run,) = await store.runs(ids=["run"])
     assert run.summary["alarms"] == {}
+    assert [one[:2] for one in begun_alarms(run)] == [(3, "ratio_exploding")]
 
 
 async def test_a_resumed_run_repeats_no_warning_and_forgets_what_was_undone(
@@ -91,6 +93,7 @@ async def test_a_resumed_run_repeats_no_warning_and_forgets_what_was_undone(
     assert notes.notes == []  # two steps are left, and a trend takes three
     await undone.record(3, "step", {"policy/kl": 0.9})
     assert len(notes.notes) == 1
+    assert [one[:2] for one in begun_alarms(*await store.runs(ids=["run"]))] == [(3, "ratio_exploding")]  # once
 
 
 async def test_a_number_that_is_not_finite_ends_nothing_and_is_warned_of(

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from agentlightning.analysis.intervals import Interval, paired_bootstrap
 from agentlightning.console.reader import Reader
-from agentlightning.console.render import Page, Query, first, json_text, whole
+from agentlightning.console.render import Page, Query, first, json_text, url, whole
 from agentlightning.errors import ConfigError, InputError, MissingExtraError
 from agentlightning.prompts.templates import Template, changed_lines
 from agentlightning.records import JSON, Resource, Run
-from agentlightning.store.models import ModelVersion
+from agentlightning.store.models import ModelAlias, ModelVersion
+from agentlightning.store.scan import find_model_version
 from agentlightning.store.templates import CandidateRecord, read_candidates, validation_rewards
 
 MAX_ROWS = 200
@@ -50,8 +51,10 @@ class RankedCandidate:
 async def models_page(reader: Reader, run: Run, query: Query) -> Page:
     """The run's model versions with their aliases, its checkpoints, and what it published at each step."""
     published = await _resources(reader, run, "policy")
+    registered, aliases = await _registered(reader, run)
     values = {
-        "registered": await _registered(reader, run),
+        "registered": registered,
+        "aliases": aliases,
         "checkpoints": (await reader.store.checkpoints(run.id))[::-1],
         "published": published[:MAX_ROWS],
         "more": len(published) - MAX_ROWS,
@@ -59,20 +62,35 @@ async def models_page(reader: Reader, run: Run, query: Query) -> Page:
     return Page(template="models.html", title="Models", values=values, run=run)
 
 
-async def _registered(reader: Reader, run: Run) -> list[Registered]:
-    """The newest first; those whose weights are gone are left out."""
+async def _registered(reader: Reader, run: Run) -> tuple[list[Registered], list[ModelAlias]]:
+    """Versions, the newest first, without those whose weights are gone; and all aliases of their names."""
     found = [one for one in await reader.store.models(run_id=run.id) if not one.deleted]
     try:
-        aliases = await reader.store.aliases() if found else []
+        every = await reader.store.aliases() if found else []
     except ConfigError:  # a token of one run, and aliases are of all
-        aliases = []
-    return [
+        every = []
+    aliases = [one for one in every if one.number is not None and one.name in {version.name for version in found}]
+    registered = [
         Registered(
             version=one,
             aliases=[each.alias for each in aliases if (each.name, each.number) == (one.name, one.number)],
         )
         for one in reversed(found[-MAX_ROWS:])
     ]
+    return registered, aliases
+
+
+async def move_alias(reader: Reader, form: Mapping[str, str], role: str) -> str:
+    """Moves an alias to the version that a form names, forward or back; the address of the page that shows it.
+
+    InputError for a role that only reads, NotFoundError for a version that is not there.
+    """
+    if role != "admin":
+        raise InputError("promote: expected the server's key; a reader's token only reads")
+    run = await reader.run(form.get("run", ""))
+    version = await find_model_version(reader.store, form.get("version", ""))
+    await reader.store.set_alias(version.name, form.get("alias", "").strip().removeprefix("@"), version.number)
+    return url("/models", "aliases", run=run.id)
 
 
 async def prompts_page(reader: Reader, run: Run, query: Query) -> Page:

@@ -144,7 +144,7 @@ def _strip(call: Call, measure: Measure, texts: Texts) -> list[ShadedToken]:
         known = "not known" if value != value else f"{value:.4g}"
         told = f"token {place}, id {token}, {measure.name} {known}"
         told += ", forced by the grammar" if place in forced else ""
-        style = f"token {measure.style(value)}" + (" forced" if place in forced else "")
+        style = f"token {measure.style(value)}".strip() + (" forced" if place in forced else "")
         shown.append(ShadedToken(text=texts.token(token).replace("\n", "↵\n") or "∅", style=style, told=told))
     return shown
 

@@ -24,7 +24,7 @@ from agentlightning.analysis.reward_debugger import (
     what_if,
 )
 from agentlightning.analysis.reward_statistics import distributions, find_hacks, latest_steps, read_rewarded
-from agentlightning.console.measures import FULL_ADVANTAGE, away_from_zero
+from agentlightning.console.measures import FULL_ADVANTAGE, away_from_zero, shade_style
 from agentlightning.console.reader import Reader
 from agentlightning.console.render import Page, Query, choice, first, number, signed, whole
 from agentlightning.errors import AgentLightningError, ConfigError, InputError, NotFoundError
@@ -105,7 +105,12 @@ async def _explain_view(reader: Reader, run: Run, query: Query) -> dict[str, Any
     await check_size(reader, run.id, rollouts[0].step if step is None else step, typed)
     explained = await explain_rollout(reader.store, rollouts[0].id, values["policy"] or None)
     stored = await reader.advantages(rollouts[0].id)
-    return values | {"explained": explained, "verdict": _verdict(explained), "stored": stored, "shade": _shade}
+    return values | {
+        "explained": explained,
+        "verdict": _verdict(explained),
+        "stored": stored,
+        "shade": _shade,
+    }
 
 
 def _verdict(found: RewardExplanation) -> str:
@@ -148,8 +153,7 @@ async def _what_if_view(reader: Reader, run: Run, query: Query) -> dict[str, Any
 
 def _shade(advantage: float) -> str:
     """The colour of an advantage, as its tokens have it."""
-    shade = away_from_zero(advantage)
-    return f"s{shade}" if shade >= 0 else f"b{-shade}"
+    return shade_style(away_from_zero(advantage))
 
 
 def check_readable(run: Run, typed: str) -> None:

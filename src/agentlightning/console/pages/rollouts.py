@@ -11,7 +11,7 @@ from agentlightning.console.reader import Reader
 from agentlightning.console.render import Page, Query, choice, first
 from agentlightning.errors import InputError
 from agentlightning.records import Run
-from agentlightning.store.summaries import Order, RolloutSummary, SummaryPage, SummaryQuery
+from agentlightning.store.summaries import Order, RolloutSummary, SummaryPage, SummaryQuery, title_of
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 ROWS = 50
@@ -98,7 +98,8 @@ async def side_page(reader: Reader, query: Query) -> Page:
     title = f"Group {group}" if group else "The same task at different steps" if task else "Rollouts side by side"
     found = await asyncio.gather(*(reader.rollout(one) for one in ids[:MAX_COLUMNS]))
     run: Run | None = await reader.run(run_id or found[0].rollout.run_id) if run_id or found else None
-    values = {"columns": found, "more": len(ids) - len(found), "most": MAX_CALLS}
+    question = title_of(found[0].rollout.task) if found else ""
+    values = {"question": question, "columns": found, "more": len(ids) - len(found), "most": MAX_CALLS}
     return Page(template="side.html", title=title, values=values, run=run)
 
 

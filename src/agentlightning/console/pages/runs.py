@@ -16,9 +16,10 @@ from agentlightning.analysis.run_settings import differing, flat_settings, tags_
 from agentlightning.console.charts import Chart, Curve, Point, line_chart, spark
 from agentlightning.console.reader import MAX_RUNS, Curves, Reader
 from agentlightning.console.render import Page, Query, Templates, choice, first
+from agentlightning.errors import InputError
 from agentlightning.records import Run
 from agentlightning.store.summaries import SeriesPoint
-from agentlightning.trainer.monitor.health_checks import active_alarms
+from agentlightning.trainer.monitor.health_checks import active_alarms, begun_alarms
 
 HELD_OUT_ERROR = "eval/greedy/reward_stderr"
 STEP_TIME = "time/step_s"
@@ -38,6 +39,7 @@ CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (
 """Smaller charts of a run: title, and curves by metric."""
 SHOWN_RUNS = 50
 SORTS = ("newest", "best", "rise", "name")
+MAX_PRICE = 1e6
 RECENT_STEPS = 10
 """Steps whose mean time the time left is estimated by."""
 
@@ -127,9 +129,13 @@ async def alerts_page(reader: Reader, query: Query) -> Page:
 async def run_page(reader: Reader, templates: Templates, run: Run, query: Query) -> Page:
     """A run: what moves, then what it cost and how it is configured."""
     other = await reader.run(given) if (given := first(query, "with")) else None
-    cost = await read_cost(reader.store, run.id)
+    cost, price = await read_cost(reader.store, run.id), _price(query)
+    seconds = _seconds(run, await reader.curves(run.id))
     values = {
         "live": await live_part(reader, templates, run),
+        "seconds": seconds,
+        "price": first(query, "hour"),
+        "money": None if price is None else f"{price * seconds / 3600:,.2f}",
         "cost": {name: amount_text(value) for name, value in cost.amounts.items()},
         "estimated": cost.estimated,
         "others": [one for one in await reader.runs() if one.id != run.id],
@@ -139,12 +145,31 @@ async def run_page(reader: Reader, templates: Templates, run: Run, query: Query)
     return Page(template="run.html", title=run.name or run.id, values=values, run=run)
 
 
+def _price(query: Query) -> float | None:
+    """The price of an hour that the address names: no record knows what its machines cost. InputError for no amount."""
+    given = first(query, "hour")
+    try:
+        price = float(given) if given else None
+    except ValueError:
+        price = -1.0
+    if price is not None and not 0 <= price < MAX_PRICE:
+        raise InputError(f"hour: expected the price of an hour, such as 2.50, got {given[:80]!r}")
+    return price
+
+
+def _seconds(run: Run, curves: Curves) -> float:
+    """From the run's start to its last metric."""
+    last_ns = max((points[-1].created_ns for points in curves.series.values() if points), default=run.created_ns)
+    return (last_ns - run.created_ns) / 1e9
+
+
 async def live_part(reader: Reader, templates: Templates, run: Run) -> Markup:
     """The parts of a run that move, which are drawn once for all who look."""
     curves = await reader.curves(run.id)
     alarms = active_alarms(run)
     step, shown = run.summary.get("step"), reader.state(run)
-    state = f"{curves.version} {run.name} {step} {shown} {orjson.dumps(alarms, default=str).decode()}"
+    told = orjson.dumps([alarms, begun_alarms(run)], default=str).decode()
+    state = f"{curves.version} {run.name} {step} {shown} {told}"
     if curves.drawn is None or curves.drawn[0] != state:
         values = _live_values(run, curves)
         part = templates.draw("run_live.html", run=run, state=shown, alarms=alarms, **values)
@@ -158,7 +183,7 @@ def _live_values(run: Run, curves: Curves) -> dict[str, Any]:
     steps, step = _table(run, "trainer").get("steps"), max(train, default=run.summary.get("step"))
     recent = [point.value for point in series.get(STEP_TIME, ())][-RECENT_STEPS:]
     left = max(0, steps - step) if isinstance(steps, int) and isinstance(step, int) else None
-    last_ns = max((points[-1].created_ns for points in series.values()), default=run.created_ns)
+    begun = begun_alarms(run)
     small = [_chart(title, names, series) for title, names in CHARTS]
     return {
         "tags": tags_of(run),
@@ -169,14 +194,19 @@ def _live_values(run: Run, curves: Curves) -> dict[str, Any]:
         "step": step,
         "steps": steps,
         "left_s": left * statistics.fmean(recent) if left and recent else None,
-        "seconds": (last_ns - run.created_ns) / 1e9,
-        "chart": _chart("Reward", REWARD, series, large=True),
+        "seconds": _seconds(run, curves),
+        "chart": _chart("Reward", REWARD, series, large=True, events=[(at, name) for at, name, _ in begun]),
+        "begun": begun,
         "small": [one for one in small if one is not None],
     }
 
 
 def _chart(
-    title: str, names: Mapping[str, str], series: Mapping[str, Sequence[SeriesPoint]], large: bool = False
+    title: str,
+    names: Mapping[str, str],
+    series: Mapping[str, Sequence[SeriesPoint]],
+    large: bool = False,
+    events: Sequence[tuple[float, str]] = (),
 ) -> Chart | None:
     errors = {point.step: Z * point.value for point in series.get(HELD_OUT_ERROR, ())}
     curves = []
@@ -186,7 +216,7 @@ def _chart(
             spread = [(one, errors.get(round(one.x), 0.0)) for one in points]
             points = [Point(one.x, one.y, one.y - error, one.y + error) for one, error in spread]
         curves.append(Curve(label, points, color, measured=name == HELD_OUT and len(points) <= SHOWN_RUNS))
-    return line_chart(title, curves, large=large)
+    return line_chart(title, curves, large=large, events=events)
 
 
 def _table(run: Run, name: str) -> Mapping[str, Any]:

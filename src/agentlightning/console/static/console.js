@@ -92,6 +92,7 @@ document.addEventListener("DOMContentLoaded", () => {
   dress(document);
   document.querySelectorAll("[data-live]").forEach(live);
   document.querySelector(".turn.current")?.scrollIntoView({ block: "nearest" });
+  document.querySelectorAll("nav a[aria-current]").forEach((one) => one.scrollIntoView({ block: "nearest", inline: "center" }));
 });
 document.addEventListener("change", (event) => { if (event.target.matches(".auto")) event.target.form.requestSubmit(); });
 document.addEventListener("input", (event) => {

@@ -25,6 +25,9 @@ FLAT = 20
 """Steps in which the reward has to move."""
 ACTIVE = "alarms"
 """Key of a run's summary: the text of each alarm that holds, by name."""
+BEGUN = "alarms_begun"
+"""Key of a run's summary: the alarms that began, each with its step, the latest MAX_BEGUN."""
+MAX_BEGUN = 50
 MIN_FREE_BYTES = 2**30
 """Free space of the run's folder: below it another checkpoint may not fit."""
 WORKERLESS_S = 120.0
@@ -92,6 +95,13 @@ def active_alarms(run: Run) -> dict[str, str]:
     """The alarms that hold after the run's last row, by name."""
     active = run.summary.get(ACTIVE)
     return {name: str(text) for name, text in active.items()} if isinstance(active, dict) else {}
+
+
+def begun_alarms(run: Run) -> list[tuple[int, str, str]]:
+    """The alarms that began so far, whether they still hold or not: step, name and text, in their order."""
+    begun = run.summary.get(BEGUN)
+    known = begun if isinstance(begun, list) else []
+    return [(one["step"], one["name"], one["text"]) for one in known if isinstance(one.get("step"), int)]
 
 
 def alarms(rows: Sequence[JSON], rules: Mapping[str, HealthCheck]) -> list[Alarm]:

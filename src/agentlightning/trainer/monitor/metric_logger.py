@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from agentlightning.records import JSON, Metric
 from agentlightning.runtime.background import BackgroundTasks
 from agentlightning.store.base import LightningStore
+from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.health_checks import (
     ACTIVE,
+    BEGUN,
     HEALTH_CHECKS,
+    MAX_BEGUN,
     Alarm,
     HealthCheck,
     Load,
     alarms,
+    begun_alarms,
     load_alarms,
 )
 from agentlightning.trainer.monitor.metrics import derived, path_of
@@ -115,10 +119,20 @@ class MetricLogger:
         active = [*alarms(self._rows, self.rules), *self._load.values()]
         if self.rules or active or not summary:
             summary = {**summary, ACTIVE: {alarm.name: alarm.text for alarm in active}}
+        if new:
+            summary[BEGUN] = await self._begun(step, new)
         await self.store.update_run(self.run_id, summary=summary)
         for alarm in new:
             self.progress.note(f"warning {alarm.name}: {alarm.text}")
             self.on_alarm(step, alarm)
+
+    async def _begun(self, step: int, new: Sequence[Alarm]) -> list[JSON]:
+        """The alarms that began in this run, with new ones of this step; those of steps that were undone are left out."""
+        known = begun_alarms(await find_run(self.store, self.run_id))
+        # A row that was recorded just before its process was killed is recorded again.
+        kept = [one for one in known if one[0] <= step and one[:2] not in {(step, alarm.name) for alarm in new}]
+        every = [*kept, *((step, alarm.name, alarm.text) for alarm in new)]
+        return [{"step": at, "name": name, "text": text} for at, name, text in every[-MAX_BEGUN:]]
 
 
 PAUSED_SEEN_NS = 60 * 10**9
