@@ -30,10 +30,10 @@ def reward(task, result):
     return float(random.random() < 0.5)
 """
 SETTINGS = {
-    "trainer.steps": 60,
+    "trainer.steps": 30,
     "trainer.tasks_per_step": 16,
     "trainer.learning_rate": 1e-3,
-    "eval.every": 30,
+    "eval.every": 15,
     "model.max_tokens": 24,
     "engine.device": "cpu",
     "agent.workers": 1,

@@ -29,9 +29,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 CONTRACTS = {
     "harbor:tasks?agent=parts.py:Writer&environment=parts.py:Processes": "hi",
     "textworld:?nb_rooms=2&quest_length=2&max_calls=4": "look",
+    "tau2:mock?user=customer&max_steps=4": "Hello.",
     "scienceworld:find-animal,mendelian-genetics-known-plant?max_calls=6": "go to greenhouse",
 }
 """A name of each kind, and what the model answers. Cheap ones: the contract plays 65 episodes."""
+CUSTOMER = """
+[policies.agent]
+[policies.customer]
+frozen = true
+"""
 PARTS = Path(__file__).with_name("harbor_parts.py")
 HARBOR_TASK = {
     "instruction.md": "Write hi into hello.txt, for the {number}th time.",
@@ -57,13 +63,14 @@ def python_of(name: str) -> str:
     return str(install(name.partition(":")[0], print) / "bin" / "python")
 
 
-def play(name: str, answer: Callable[[JSON], str], task: int = 0) -> tuple[JSON, list[JSON]]:
+def play(name: str, answer: Callable[[JSON], str | JSON], task: int = 0) -> tuple[JSON, list[JSON]]:
     """Outcome and requests of one training task, played by the kind's own Python."""
     requests = list[JSON]()
 
     async def reply(request: JSON) -> JSON:
         requests.append(request)
-        return {"role": "assistant", "content": answer(request)}
+        given = answer(request)
+        return {"role": "assistant", "content": given} if isinstance(given, str) else given
 
     async def played() -> tuple[bytes, bytes]:
         async with local_models() as model:
@@ -110,7 +117,9 @@ def test_a_kind_keeps_the_contract_in_its_own_environment(name: str, tmp_path: P
 @pytest.mark.parametrize("name", CONTRACTS)
 def test_a_kind_trains_two_steps_as_typed(name: str, tmp_path: Path) -> None:
     install(name.partition(":")[0], print)
-    rows = train(tmp_path, write_contract_model(tmp_path / "model", context=4096), name)
+    (tmp_path / "train.toml").write_text(CUSTOMER if name.startswith("tau2") else "")
+    model = write_contract_model(tmp_path / "model", context=8192)
+    rows = train(tmp_path, model, name, "train.toml")
     assert [row["rollout/failed"] for row in rows if row["kind"] == "step"] == [0, 0]
     assert all("eval/greedy/success_mean" in row for row in rows if row["kind"] == "eval/greedy")
 
@@ -164,3 +173,56 @@ def test_a_trial_of_harbor_whose_container_cannot_start_is_an_error() -> None:
     outcome, requests = play("harbor:tasks?agent=terminus-2&environment=singularity", lambda request: "hi")
     assert "env harbor: write-" in outcome["error"]
     assert not requests
+
+
+JUDGED = ("tau2:retail?user=customer", 19)
+"""A training task whose only criterion is in words."""
+CREATED_TASK = ("tau2:mock?user=customer", 0)
+CREATED = {"user_id": "user_1", "title": "Important Meeting"}
+CREATE_CALL = {"name": "create_task", "arguments": orjson.dumps(CREATED).decode()}
+CREATE: JSON = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "call-1", "type": "function", "function": CREATE_CALL}],
+}
+
+
+def served(request: JSON, **said: str | JSON) -> str | JSON:
+    """The customer's request and goodbye, the agent's call and sentence, a judge's verdict: what is said instead, by who
+    says it."""
+    rules = str(request["messages"][0]["content"])
+    if "expected outcomes" in rules:
+        return f'{{"results": [{{"expectedOutcome": "", "reasoning": "", "metExpectation": {said.get("judge", "true")}}}]}}'
+    if "playing the role of a customer" in rules:
+        return said.get("customer", "###STOP###" if turn(request) else "A new task, please.")
+    return "It is there." if request["messages"][-1]["role"] == "tool" else said.get("agent", CREATE)
+
+
+@pytest.mark.parametrize(
+    ("task", "said", "reward"),
+    [
+        (CREATED_TASK, {}, 1.0),
+        (CREATED_TASK, {"agent": "No."}, 0.0),
+        (JUDGED, {"agent": "Cotton."}, 1.0),
+        (JUDGED, {"agent": "Cotton.", "judge": "false"}, 0.0),
+    ],
+    ids=["does it", "refuses", "pleases", "displeases"],
+)
+def test_an_agent_of_tau2_is_paid_for_what_it_did(task: tuple[str, int], said: JSON, reward: float) -> None:
+    outcome, _ = play(task[0], lambda request: served(request, **said), task[1])
+    assert (outcome["reward"], outcome["success"]) == (reward, reward == 1)
+    assert outcome["metrics"]["truncated"] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "failure"),
+    [({"customer": ""}, "tau2 could not play task"), ({"judge": "maybe"}, "tau2 could not judge task")],
+)
+def test_a_customer_or_judge_of_tau2_that_fails_gives_no_reward(said: JSON, failure: str) -> None:
+    outcome, _ = play(JUDGED[0], lambda request: served(request, **said), JUDGED[1])
+    assert failure in outcome["error"]
+
+
+def test_an_empty_reply_ends_a_conversation_of_tau2_unpaid() -> None:
+    outcome, _ = play("tau2:mock?user=customer", lambda request: served(request, agent=""))
+    assert (outcome["reward"], outcome["metrics"]["invalid"]) == (0.0, 1.0)

@@ -31,6 +31,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "openenv": "agentlightning.environments.openenv:OpenEnv",
         "reasoning-gym": "agentlightning.environments.reasoning_gym:ReasoningGym",
         "scienceworld": "agentlightning.environments.scienceworld:ScienceWorld",
+        "tau2": "agentlightning.environments.tau2:Tau2",
         "textarena": "agentlightning.environments.textarena:TextArena",
         "textworld": "agentlightning.environments.textworld:TextWorld",
         "verifiers": "agentlightning.environments.verifiers:Verifiers",
@@ -145,6 +146,12 @@ def seeds(split: Split, limit: int, seed: int) -> range:
     """
     start = (seed % 1000) * SEEDS_PER_RUN + (VAL_SEEDS if split == "val" else 0)
     return range(start, start + limit)
+
+
+def out_of_limits(error: str) -> bool:
+    """True for a gateway's error that ends the model's part and is no failure: the prompt fills the context, or the
+    attempt's limits are used up."""
+    return "context_length_exceeded" in error or "insufficient_quota" in error
 
 
 def _factory(name: EnvironmentName) -> Any:

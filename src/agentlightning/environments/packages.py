@@ -28,7 +28,8 @@ class Package:
     """The package that a kind plays."""
 
     requirements: tuple[str, ...]
-    """Pinned: without a version, installers silently take an old release that conflicts with nothing."""
+    """Pinned: without a version, installers silently take an old release that conflicts with nothing. One of git keeps its
+    checkout, with the data that lie beside its code."""
     module: str
     """Importable where it is installed."""
     example: str
@@ -55,6 +56,14 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
             requirements=("scienceworld==1.2.3",),
             module="scienceworld",
             example="scienceworld:find-living-thing",
+        ),
+        "tau2": Package(
+            requirements=(
+                "git+https://github.com/sierra-research/tau2-bench@a2c024725189473d2d7cea3a5cfdbcc67478e41f#egg=tau2",
+            ),
+            module="tau2",
+            example="tau2:retail?user=customer",
+            python=(3, 12),
         ),
         "textarena": Package(
             requirements=("textarena==0.7.4",), module="textarena", example="textarena:FrozenLake-v0?size=4"
@@ -139,11 +148,24 @@ def install(kind: str, note: Callable[[str], None]) -> Path:
         return folder
     made = folder.with_name(f".{folder.name}-{os.getpid()}")
     shutil.rmtree(made, ignore_errors=True)
-    requirements = [*PACKAGES[kind].requirements, *_own_requirements()]
+    pinned = [f"--editable={one}" if one.startswith("git+") else one for one in PACKAGES[kind].requirements]
+    sources = f"--src={folder.parent / 'sources'}"
     note(f"installing {', '.join(PACKAGES[kind].requirements)} and what agentlightning needs into {folder}")
     try:
         _run([python, "-m", "venv", str(made)])
-        _run([str(made / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile", *requirements])
+        _run(
+            [
+                str(made / "bin" / "python"),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-compile",
+                sources,
+                *pinned,
+                *_own_requirements(),
+            ]
+        )
         _link_ourselves(made)
         made.rename(folder)
     finally:

@@ -27,7 +27,7 @@ from uuid import uuid4
 
 import orjson
 
-from agentlightning.environments.base import EpisodeResult, Split
+from agentlightning.environments.base import EpisodeResult, Split, out_of_limits
 from agentlightning.errors import ConfigError, InfrastructureError, VerifierError
 from agentlightning.records import JSON
 from agentlightning.runner.agent import LLM
@@ -148,7 +148,7 @@ def episode_result(episode: Any) -> EpisodeResult:
     VerifierError where the taskset's code failed, InfrastructureError where anything else did.
     """
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-    full = [error for error in errors if error.type == "ProviderError" and _ends(error.message)]
+    full = [error for error in errors if error.type == "ProviderError" and out_of_limits(error.message)]
     if len(episode.traces) != 1:
         failed = f": {errors[-1].type}: {errors[-1].message}" if errors else ""
         raise InfrastructureError(f"expected one agent in an episode, got {len(episode.traces)}{failed}"[:1000])
@@ -162,11 +162,6 @@ def episode_result(episode: Any) -> EpisodeResult:
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
     truncated = {"truncated": float(bool(full) or trace.is_truncated)}
     return EpisodeResult(reward=float(trace.reward), metrics={**metrics, **scores, **truncated})
-
-
-def _ends(message: str) -> bool:
-    """True where the prompt filled the context or the attempt's limits were used up: the model's end, and no failure."""
-    return "context_length_exceeded" in message or "insufficient_quota" in message
 
 
 def serve(address: str, folder: str, config: JSON) -> None:
