@@ -1,7 +1,8 @@
 """Environments by name: a tiny model that imitated a bad player learns from reward what a random reward does not teach.
 
 The player's episodes are recorded through `play`, a model is made of them by `agl models import`, and `agl train --env`
-trains it. Maps, items and openings are held out by content, which every run checks. Arms: the reward, and a coin flip.
+trains it, in every seed from the same model. Maps, items and openings are held out by content, which every run checks. Arms:
+the reward, and a coin flip.
 Figures: before_t1, after_t1 at temperature 1; rollouts.
 """
 
@@ -13,6 +14,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from claim import AGL, Cell, Claim, Outcome, execute, train, write_rows
 
@@ -103,17 +105,26 @@ async def record(name: str, player: Player, seed: int) -> list[JSON]:
     return told
 
 
+def imitator(cell: Cell) -> Path:
+    """The model of every seed: its imitation takes longer than a run."""
+    return cell.folder.parent / "model"
+
+
 def prepare(kind: str, cell: Cell) -> None:
-    if cell.model.exists():
+    if imitator(cell).exists():
         return
     name, player = ENVIRONMENTS[kind]
-    demos = write_rows(cell.folder / "demos.jsonl", asyncio.run(record(name, player, 500 + cell.seed)))
-    execute(cell, "model", *AGL, "models", "import", demos, "--to", cell.model, "--seed", str(cell.seed))
+    demos = write_rows(cell.folder / "demos.jsonl", asyncio.run(record(name, player, 500)))
+    execute(cell, "model", *AGL, "models", "import", demos, "--to", imitator(cell), "--seed", "0")
 
 
 def measure(kind: str, cell: Cell) -> Outcome:
     """One arm with one seed."""
-    settings = SETTINGS | {"trainer.seed": cell.seed, "model.path": str(cell.model), "env.name": ENVIRONMENTS[kind][0]}
+    settings = SETTINGS | {
+        "trainer.seed": cell.seed,
+        "model.path": str(imitator(cell)),
+        "env.name": ENVIRONMENTS[kind][0],
+    }
     if cell.quick:
         settings |= {"trainer.steps": 4, "eval.every": 0, "eval.tasks": 20}
     if cell.arm == "random":

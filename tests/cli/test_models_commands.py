@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -221,3 +225,17 @@ def test_a_version_whose_weights_were_deleted_is_listed_on_demand(url: str) -> N
 def test_a_seed_is_refused_where_nothing_is_random() -> None:
     refused = CliRunner().invoke(app, ["models", "import", "model.gguf", "--seed", "3"])
     assert "--seed: expected FILE.jsonl" in str(refused.exception)
+
+
+@pytest.mark.slow
+def test_a_killed_imitation_leaves_no_model(tmp_path: Path) -> None:
+    demos, model = tmp_path / "demos.jsonl", tmp_path / "model"
+    turns = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "left right left"}]
+    demos.write_bytes(b"\n".join([orjson.dumps({"messages": turns})] * 200))
+    command = [sys.executable, "-m", "agentlightning", "models", "import", str(demos), "--to", str(model)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not list(tmp_path.glob(".model.*/model.safetensors")):
+            assert not model.exists()
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert not model.exists()

@@ -431,14 +431,13 @@ def _with_model(name: str, base: Config, runs: Path) -> ComparedModel:
 def _imitate(demos: Path, to: Path, seed: int) -> None:
     """Makes a tokenizer and a small Llama, warm-started on demonstrations: what `agl train` can then train on reward."""
     from agentlightning.demo.imitation import make_policy, read_demonstrations
+    from agentlightning.engines.folders import new_folder
     from agentlightning.trainer.display import Display
 
-    if to.exists():
-        raise InputError(f"--to {to}: exists already; name a new folder")
     read = read_demonstrations(demos)
-    with Display(f"import {demos}") as display:
+    with new_folder(to) as made, Display(f"import {demos}") as display:
         progress = lambda row: display.phase(row["phase"], row["step"], row["of"])  # noqa: E731
-        facts = make_policy(read, to, seed=seed, threads=None, report=progress)
+        facts = make_policy(read, made, seed=seed, threads=None, report=progress) | {"folder": str(to)}
     display.note(
         f"{facts['parameters']:,} parameters imitate {facts['demonstrations']:,} demonstrations; those held out cost "
         f"{facts['heldout_loss']:.2f} nats per token. Next: agl check TOML, with model.path = '{to}', says how often the "

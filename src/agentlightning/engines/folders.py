@@ -12,8 +12,9 @@ import os
 import shutil
 import threading
 from codecs import BOM_UTF8
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -211,6 +212,24 @@ def copy_weights(saved: Path, to: Path) -> None:
             shutil.copytree(entry, to / entry.name)
         else:
             shutil.copy2(entry, to / entry.name)
+
+
+@contextmanager
+def new_folder(to: Path) -> Iterator[Path]:
+    """A folder beside `to`, which gets that name if the block ends well. ConfigError where `to` is not empty, StoreError
+    where it cannot be written."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
+    folder = to.resolve().with_name(f".{to.resolve().name}.{os.getpid()}")
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
+        yield folder
+        folder.rename(to)
+    except OSError as cause:
+        raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def replace_folder(new: Path, folder: Path) -> None:

@@ -4,12 +4,10 @@ into its base model."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,11 +22,12 @@ from agentlightning.engines.folders import (
     copy_tokenizer,
     first_line,
     locate_model,
+    new_folder,
     seal,
 )
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError, ModelError
 from agentlightning.rendering.model_folder import open_tokenizer, read_json, tokenizer_settings
-from agentlightning.runtime.disk import file_hash, make_private_folder
+from agentlightning.runtime.disk import file_hash
 
 SOURCE_FILE = "source.json"
 """In an imported folder: its `ModelSource`."""
@@ -61,11 +60,9 @@ def import_model(source: str, to: Path) -> ModelSource:
     """Make the folder `to` of a .gguf file, a folder with a model or an adapter, or ``hub:NAME``. ConfigError where
     `to` exists or the source is none of the three, ModelError where it cannot be read or transformers does not know its
     architecture, MissingExtraError without gguf or peft. Nothing stands at `to` unless all of it does."""
-    if to.exists():
-        raise ConfigError(f"--to: {to} exists; expected a new folder")
     if not (source.startswith(HUB) or Path(source).suffix.lower() == ".gguf" or Path(source).is_dir()):
         raise ConfigError(f"SOURCE: expected a .gguf file, a folder or {HUB}NAME, got {source!r}")
-    with _new_folder(to) as folder:
+    with new_folder(to) as folder:
         if Path(source).suffix.lower() == ".gguf" and not source.startswith(HUB):
             found = _import_gguf(Path(source), folder)
         else:
@@ -74,21 +71,6 @@ def import_model(source: str, to: Path) -> ModelSource:
         (folder / SOURCE_FILE).write_bytes(orjson.dumps(asdict(found), option=orjson.OPT_INDENT_2))
         seal(folder)
     return found
-
-
-@contextlib.contextmanager
-def _new_folder(to: Path) -> Iterator[Path]:
-    """A folder beside `to`, which gets that name if the block ends well."""
-    folder = to.with_name(f".{to.name}.{os.getpid()}")
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        make_private_folder(folder)
-        yield folder
-        folder.rename(to)
-    except OSError as cause:
-        raise ModelError(f"--to: {to} cannot be written: {first_line(cause)}") from cause
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _import_folder(source: str, folder: Path) -> ModelSource:

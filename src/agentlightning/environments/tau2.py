@@ -60,8 +60,8 @@ class Tau2:
         evaluator_nl_assertions.generate = self._judged
 
     def tasks(self, split: Split, limit: int, seed: int) -> Iterator[JSON]:
-        splits = (registry.get_task_splits_loader(self._domain) or dict)()
-        own = splits.get("train" if split == "train" else "test")
+        load = registry.get_task_splits_loader(self._domain)
+        own = load().get("train" if split == "train" else "test") if load else None
         spread = [
             key for place, key in enumerate(self._tasks) if (place % HELD_OUT == HELD_OUT - 1) == (split == "val")
         ]

@@ -22,7 +22,7 @@ import orjson
 
 from agentlightning.config.file import named_files
 from agentlightning.config.run import DEFAULT_STORE, Config, config_text, parse_config, run_record
-from agentlightning.engines.folders import LEARNER_STATE, copy_weights, damage, restore_replaced
+from agentlightning.engines.folders import LEARNER_STATE, copy_weights, damage, new_folder, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.records import JSON, Run
 from agentlightning.runtime.disk import file_hash, make_private_folder, open_private, sync
@@ -222,21 +222,9 @@ def export_policy(checkpoint: Path, to: Path, policy: str | None = None) -> Path
     if one not in found:  # the only policy of a run has no name there
         given = f"{one!r} is none of the run's policies" if one else "the run has several policies"
         raise ConfigError(f"policy: {given}; expected {', '.join(filter(None, found)) or 'none'}")
-    with new_folder(to):
-        copy_weights(found[one], to)
+    with new_folder(to) as made:
+        copy_weights(found[one], made)
     return to
-
-
-@contextmanager
-def new_folder(to: Path) -> Iterator[None]:
-    """Makes it, to be filled in the block. ConfigError where it is not empty, StoreError where it cannot be written."""
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
-    try:
-        make_private_folder(to)
-        yield
-    except OSError as cause:
-        raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause
 
 
 @contextmanager

@@ -15,14 +15,14 @@ from typing import Literal
 import orjson
 
 from agentlightning.config.run import Config
-from agentlightning.engines.folders import MANIFEST, UrlFolder, damage
+from agentlightning.engines.folders import MANIFEST, UrlFolder, damage, new_folder
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.runtime.children import inheritable
 from agentlightning.runtime.disk import file_hash, make_private_folder
 from agentlightning.store.models import ModelVersion, is_reference
 from agentlightning.store.open import existing_store
 from agentlightning.store.scan import find_model_version
-from agentlightning.trainer.checkpoint import export_policy, new_folder
+from agentlightning.trainer.checkpoint import export_policy
 from agentlightning.trainer.checkpoint_files import ADAPTER
 from agentlightning.trainer.interrupts import run_interruptible
 
@@ -74,9 +74,9 @@ def _export_adapter(version: ModelVersion, folder: Path, to: Path) -> Path:
         raise ConfigError(
             f"--format: {version.reference} was trained as a whole and has no adapter; expected hf or gguf"
         )
-    with new_folder(to):
-        shutil.copytree(adapter, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
-        file = to / "adapter_config.json"
+    with new_folder(to) as made:
+        shutil.copytree(adapter, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        file = made / "adapter_config.json"
         table = orjson.loads(file.read_bytes()) | {"base_model_name_or_path": version.base_model}
         file.write_bytes(orjson.dumps(table, option=orjson.OPT_INDENT_2) + b"\n")
     return to
@@ -89,16 +89,15 @@ def _export_gguf(version: ModelVersion, folder: Path, to: Path) -> Path:
             f"--format: gguf needs llama.cpp's converter, and none of {', '.join(GGUF_PROGRAMS)} is on the PATH; put it "
             "there (https://github.com/ggml-org/llama.cpp), or export hf and convert that"
         )
-    file = to / f"{version.name}-{version.number}.gguf"
-    with new_folder(to), TemporaryDirectory(dir=to.parent) as whole:
+    name = f"{version.name}-{version.number}.gguf"
+    with new_folder(to) as made, TemporaryDirectory(dir=to.parent) as whole:
         export_policy(folder, Path(whole))
-        words, environment = [program, whole, "--outfile", str(file)], inheritable(os.environ)
+        words, environment = [program, whole, "--outfile", str(made / name)], inheritable(os.environ)
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0 or not file.is_file():
-        last = (done.stderr.strip() or done.stdout.strip() or "it wrote no file").splitlines()[-1]
-        file.unlink(missing_ok=True)
-        raise StoreError(f"{version.reference}: {Path(program).name} could not convert it: {last[-500:]}")
-    return file
+        if done.returncode != 0 or not (made / name).is_file():
+            last = (done.stderr.strip() or done.stdout.strip() or "it wrote no file").splitlines()[-1]
+            raise StoreError(f"{version.reference}: {Path(program).name} could not convert it: {last[-500:]}")
+    return to / name
 
 
 FETCHED = "models"
