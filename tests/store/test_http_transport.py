@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 from store_samples import Clock, Server, a_call, a_run, a_span, a_worker, claimed, ending, some, sql_store
@@ -80,7 +78,7 @@ async def relay(store: LightningStore) -> AsyncIterator[Relay]:
 
 @pytest.fixture
 async def client(relay: Relay) -> AsyncIterator[LightningStoreClient]:
-    async with LightningStoreClient(relay.url, compress=False) as client:
+    async with LightningStoreClient(relay.url) as client:
         yield client
 
 
@@ -172,32 +170,6 @@ async def test_requests_that_travel_together_may_not_wait_and_must_be_methods(cl
     ):
         with pytest.raises(error):
             await client._send("batch", msgspec.msgpack.encode(entries))
-
-
-@pytest.mark.parametrize("compress", [True, False])
-async def test_large_bodies_are_compressed_for_servers_far_away(relay: Relay, compress: bool) -> None:
-    async with LightningStoreClient(relay.url, compress=compress) as client:
-        [claim] = await claimed(client)
-        await client.append_calls([a_call(claim, messages=[{"role": "user", "content": "word " * 50_000}])])
-        [call] = await client.calls([claim.rollout.id])
-    assert call.messages == [{"role": "user", "content": "word " * 50_000}]
-    for sent in (max(relay.requests, key=len), max(relay.answers, key=len)):
-        assert (len(sent) < 10_000) == compress
-        assert (b"content-encoding: gzip" in sent.lower()) == compress
-
-
-async def test_what_inflates_beyond_measure_is_refused(client: LightningStoreClient) -> None:
-    bomb = gzip.compress(b" " * (300 * 1024 * 1024), compresslevel=4)
-    async with (
-        aiohttp.ClientSession() as http,
-        http.post(
-            f"{client._url}/api/runs",
-            data=bomb,
-            headers={"content-type": "application/json", "content-encoding": "gzip"},
-        ) as response,
-    ):
-        assert response.status == 413
-        assert "bytes" in await response.text()
 
 
 async def test_only_the_appends_that_are_at_fault_fail(relay: Relay, client: LightningStoreClient) -> None:

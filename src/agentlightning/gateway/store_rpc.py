@@ -6,10 +6,8 @@ key names (store/request.py); other paths go on to rest.py."""
 from __future__ import annotations
 
 import asyncio
-import gzip
 import logging
 import math
-import zlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -122,7 +120,8 @@ class StoreRpc:
         if scope["method"] != "POST" or (name not in self._methods and name != wire.BATCH):
             await self._others({**scope, CALLER: caller}, _replayed(body, receive), response.send)
             return
-        body = await _plain(body, headers.get(b"content-encoding", b"identity"))
+        if (encoding := headers.get(b"content-encoding", b"identity")) != b"identity":
+            raise ApiError(f"Content-Encoding: expected none, got {encoding[:80].decode('latin-1')!r}", status=415)
         binary = headers.get(b"content-type") == MSGPACK
         if name == wire.BATCH:
             status, content = 200, await self._respond_to_all(body, caller)
@@ -130,9 +129,6 @@ class StoreRpc:
             work = self._respond(name, body, headers.get(KEY_HEADER, b"").decode("latin-1"), binary, caller)
             status, content = await (self._poll(receive, work) if name in LONG_POLLS else work)
         sent = [(b"content-type", MSGPACK if binary and status == 200 else b"application/json")]
-        if len(content) >= wire.MIN_COMPRESSED_BYTES and b"gzip" in headers.get(b"accept-encoding", b""):
-            content = await asyncio.to_thread(gzip.compress, content, 1)
-            sent.append((b"content-encoding", b"gzip"))
         await response.whole(status, content, sent)
 
     async def _respond(
@@ -243,27 +239,6 @@ class _Response:
     async def error(self, status: int, kind: type[AgentLightningError], said: str) -> None:
         headers = [(b"content-type", b"application/json"), *(AWAY if status == 503 else ())]
         await self.whole(status, error_body(kind, said), headers)
-
-
-async def _plain(body: bytes, encoding: bytes) -> bytes:
-    if encoding == b"identity":
-        return body
-    if encoding != b"gzip":
-        raise ApiError(f"Content-Encoding: expected gzip or none, got {encoding[:80].decode('latin-1')!r}", status=415)
-    return await asyncio.to_thread(_decompressed, body)
-
-
-def _decompressed(body: bytes) -> bytes:
-    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    try:
-        plain = unpacker.decompress(body, MAX_BODY_BYTES + 1)
-    except zlib.error as error:
-        raise ApiError(f"the compressed body is damaged: {error}", status=413) from None
-    if len(plain) > MAX_BODY_BYTES:
-        raise ApiError(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413)
-    if not unpacker.eof or unpacker.unused_data:
-        raise ApiError("the compressed body is damaged: it does not end where its content does", status=413)
-    return plain
 
 
 def _as_json(method: str, result: Any) -> bytes:

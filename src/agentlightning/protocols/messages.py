@@ -144,7 +144,6 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             **other_tools,
             **_other_output_settings(asked.output_config),
             **_examples(asked.tools),
-            **citations(data),
             **_context_edits(asked.context_management),
         },
         grammar=fields.combined(tool_call, *formats),
@@ -345,10 +344,9 @@ def _block(part: Any, where: str, trained: bool, text_only: bool = False) -> lis
     if not trained:
         return [part]
     image = None if text_only else image_part(part, where)
-    parts = [image] if image is not None else None if text_only else document_parts(part, where)
-    if parts is None:
+    if image is None:
         raise _not_text(part, where)
-    return parts
+    return [image]
 
 
 def _joined(parts: list[JSON]) -> str | list[JSON]:
@@ -359,7 +357,7 @@ def _joined(parts: list[JSON]) -> str | list[JSON]:
 
 
 def _not_text(part: Any, where: str) -> ApiError:
-    what = "a text block, an image, a document, a tool call or its result, all that the trained policy reads"
+    what = "a text block, an image, a tool call or its result, all that the trained policy reads"
     return fields.refused(where, f"expected {what}, got {short(part)}")
 
 
@@ -407,77 +405,6 @@ def _tool_choice(given: ToolChoice | None, tools: list[JSON] | None) -> tuple[bo
         return tools is not None, one_call, fields.strict(tools)
     names = [given.name or ""] if given.type == "tool" else None
     return tools is not None, one_call, fields.forced_call(names, tools)
-
-
-class _Document(Struct):
-    title: fields.Text = None
-    context: fields.Text = None
-
-
-class _Source(Struct):
-    source: fields.Record = None
-
-
-class _TextSource(Struct):
-    data: fields.Text = None
-
-
-def document_parts(block: JSON, where: str) -> list[JSON] | None:
-    """A document or a search result as parts of a message, between tags; None where the block is neither."""
-    kind = block.get("type")
-    if kind == "search_result":
-        names, content, path = ("title", "source"), block.get("content"), f"{where}.content"
-    elif kind == "document":
-        names, (content, path) = ("title", "context"), _of_source(block, where)
-    else:
-        return None
-    fields.read(_Document, block, where)
-    heads = [f"{name}: {block[name]}\n" for name in names if isinstance(block.get(name), str) and block[name]]
-    return [_text(f"<{kind}>\n{''.join(heads)}"), *_document_content(content, path), _text(f"\n</{kind}>\n")]
-
-
-def citations(data: JSON) -> JSON:
-    """The documents of a request that are to be cited, by path: no policy is trained to."""
-    found: JSON = {}
-    waiting = [(f"messages[{index}]", message) for index, message in enumerate(data["messages"])]
-    for path, block in waiting:  # which grows: results of tools hold documents, too
-        if not isinstance(block, dict):
-            continue
-        asked, content = block.get("citations"), block.get("content")
-        if isinstance(asked, dict) and asked.get("enabled"):
-            found[f"{path}.citations"] = asked
-        if isinstance(content, list):
-            waiting += [(f"{path}.content[{at}]", part) for at, part in enumerate(content)]
-    return found
-
-
-def _of_source(block: JSON, where: str) -> tuple[Any, str]:
-    """The content of a document, and its path."""
-    source = fields.read(_Source, block, where).source or {}
-    if source.get("type") == "text":
-        return fields.read(_TextSource, source, f"{where}.source").data or "", f"{where}.source.data"
-    if source.get("type") == "content":
-        return source.get("content"), f"{where}.source.content"
-    raise fields.refused(
-        f"{where}.source",
-        f'expected a source of type "text" or "content", all documents that the trained policy reads, got {short(source)}',
-    )
-
-
-def _document_content(content: Any, path: str) -> list[JSON]:
-    if isinstance(content, str):
-        return [_text(content)]
-    if not isinstance(content, list):
-        raise expected("a string or a list of content blocks", content, path)
-    found = []
-    for index, part in enumerate(content):
-        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-            found.append(_text(part["text"]))
-        elif (image := image_part(part, f"{path}[{index}]")) is not None:
-            found.append(image)
-        else:
-            raise fields.not_text(part, f"{path}[{index}]")
-    return found
 
 
 def _text(text: str) -> JSON:

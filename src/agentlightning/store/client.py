@@ -5,19 +5,15 @@ which the store records what it did (request.py): once, whichever server is aske
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import dataclasses
 import functools
-import gzip
 import inspect
-import ipaddress
 import ssl
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import islice
 from typing import Any, TypeVar, cast
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -90,14 +86,11 @@ class LightningStoreClient(LightningStore):
         server_key: str | None = None,
         *,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
-        compress: bool | None = None,
     ) -> None:
-        """`retry_timeout_s`: how long the server may be away (half a minute at most before its first response). `compress`:
-        large bodies; None: if the server does not seem to be in this network, since that pays below some 250 Mbit/s."""
+        """`retry_timeout_s`: how long the server may be away (half a minute at most before its first response)."""
         self._url = url.rstrip("/")
         self._key = server_key
         self._retry_timeout_s = retry_timeout_s
-        self._compress = not is_local(self._url) if compress is None else compress
         self._session: aiohttp.ClientSession | None = None
         self._writes: Coalescer[_Write, Any] = Coalescer(
             self._deliver, max_items=MAX_COALESCED_WRITES, max_size=MAX_BATCH_BYTES, size=len, late_s=LATE_S
@@ -109,7 +102,7 @@ class LightningStoreClient(LightningStore):
     async def open(self) -> None:
         """Ready for requests; connects to nothing yet."""
         if self._session is None:
-            headers = {"content-type": wire.CONTENT_TYPE, "accept-encoding": "gzip" if self._compress else "identity"}
+            headers = {"content-type": wire.CONTENT_TYPE, "accept-encoding": "identity"}
             if self._key:
                 headers["authorization"] = f"Bearer {self._key}"
             # Made here, not by aiohttp as it is imported: SSL_CERT_FILE may have been set since.
@@ -269,9 +262,6 @@ class LightningStoreClient(LightningStore):
         headers = {wire.KEY_HEADER: key} if key else {}
         if binds is not None:
             headers[wire.BINDS_HEADER] = binds
-        if self._compress and len(body) >= wire.MIN_COMPRESSED_BYTES:
-            headers["content-encoding"] = "gzip"
-            body = await asyncio.to_thread(gzip.compress, body, 1)
         timeout_s = self._retry_timeout_s if self.boots else min(self._retry_timeout_s, FIRST_RETRY_TIMEOUT_S)
         backoff = Backoff(first_s=0.05, timeout_s=timeout_s)
         while True:
@@ -359,18 +349,3 @@ def _storable(finish: Finish) -> Finish:
     """Encodes a finish: what a program printed may hold halves of characters, which must arrive."""
     error, output, diagnosis = (codec.text(each) for each in (finish.error, finish.output, finish.diagnosis))
     return dataclasses.replace(finish, error=error, output=output, diagnosis=diagnosis)
-
-
-def is_local(url: str) -> bool:
-    """Returns whether the server is on this machine or, as far as its name tells, in this network.
-
-    >>> is_local("http://127.0.0.1:80"), is_local("http://10.1.2.3:80"), is_local("http://gateway:80")
-    (True, True, True)
-    >>> is_local("https://agl.example.com"), is_local("http://8.8.8.8:80")
-    (False, False)
-    """
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_private
-    except ValueError:
-        return "." not in host or host.endswith((".localhost", ".local", ".internal"))

@@ -24,8 +24,6 @@ BOOT_HEADER = "x-agl-boot"
 KEY_HEADER = "idempotency-key"
 BINDS_HEADER = "x-agl-binds"
 """Names, to the server that has the store, the token for which a further server creates a run: it becomes the token's."""
-MIN_COMPRESSED_BYTES = 4096
-"""Smaller bodies are not compressed: that saves no packet worth having."""
 
 MAX_WAIT_S = 86_400.0
 """Seconds that a method may be asked to wait, or a lease to last."""
