@@ -56,8 +56,6 @@ class Transition:
     """Images among `suffix_ids`."""
     parent: Transition | None = field(default=None, compare=False, repr=False)
     """The call that this one continues: one of the trajectory's, or one that is context and belongs to none."""
-    compaction: Compaction | None = field(default=None, compare=False, repr=False)
-    """Of the first call of a conversation that goes on from a summary of another one, written by the agent itself."""
 
     @property
     def mask(self) -> list[bool]:
@@ -83,12 +81,6 @@ class Transition:
             node = node.parent
 
     @property
-    def origin(self) -> Transition:
-        """The first call of the conversation, of the one that was compacted first where it goes on from summaries."""
-        first = self.path[0]
-        return first if first.compaction is None else first.compaction.replaced.origin
-
-    @property
     def prompt_ids(self) -> list[int]:
         """The full prompt, built anew each time: O(its tokens)."""
         *before, last = self.path
@@ -101,16 +93,6 @@ class Transition:
         return [
             message for call in before for message in with_completion(call.messages, call.completion)
         ] + last.messages
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compaction:
-    """A summary in place of a conversation: whatever the conversation's calls still cause, they cause through it."""
-
-    summary: Transition
-    """The call that wrote it."""
-    replaced: Transition
-    """The first call of the conversation that it stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, claimed, ending, some
+from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, claimed, ending
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.records import Checkpoint, Consumed, Metric, Resource
-from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.retention import KINDS, archive_run, export_run
+from agentlightning.store.base import LightningStore
+from agentlightning.store.retention import KINDS, export_run
 
 
 async def a_full_run(store: LightningStore) -> str:
@@ -119,39 +119,6 @@ async def test_a_run_without_anything_is_written_too(store: LightningStore, tmp_
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == sorted(
             ["run.json", *(f"{kind}.{name}" for kind in KINDS)]
         )
-
-
-async def test_an_archived_run_is_in_the_files_and_no_longer_in_the_store(
-    store: LightningStore, tmp_path: Path
-) -> None:
-    run_id, other = await a_full_run(store), await a_full_run(store)
-    counts = await archive_run(store, run_id, tmp_path / "out")
-    assert len(json_lines(tmp_path / "out", "calls")) == counts["calls"]
-    assert [run.id for run in await store.runs()] == [other]
-    assert await store.rollouts(RolloutQuery(run_id=run_id)) == []
-
-
-async def test_a_run_that_got_rollouts_meanwhile_is_not_deleted(store: LightningStore, tmp_path: Path) -> None:
-    run_id = await a_full_run(store)
-    more = some(run_id, 1, group_id="late")
-    added = False
-
-    class Busy:
-        """The store, to which somebody enqueues while it is read."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(store, name)
-
-        async def steps(self, *given: Any) -> Any:
-            nonlocal added
-            if not added:
-                added = True
-                await store.enqueue(more)
-            return await store.steps(*given)
-
-    with pytest.raises(StoreError, match="is kept"):
-        await archive_run(Busy(), run_id, tmp_path / "out")  # type: ignore[arg-type]
-    assert len(await store.rollouts(RolloutQuery(run_id=run_id))) == 4
 
 
 async def test_files_appear_once_they_are_complete(store: LightningStore, clock: Clock, tmp_path: Path) -> None:

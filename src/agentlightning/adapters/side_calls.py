@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Literal
 
 import orjson
 
-from agentlightning.adapters.trajectories import MIN_SUMMARY_CHARS, plain, summary_texts
 from agentlightning.protocols.system_prompts import is_prompt_name, prompt_text
-from agentlightning.records import Call
+from agentlightning.records import JSON, Call
 
 SideCallKind = Literal["title", "summary", "probe", "side call"]
 
@@ -34,6 +34,13 @@ MAX_PROBE_TOKENS = 16
 """Of a completion by which a program looks whether the model answers."""
 MAX_PROBE_CHARS = 64
 """Of the message of a user in such a call."""
+
+MIN_SUMMARY_CHARS = 16
+"""A shorter text may stand in a prompt by chance."""
+MAX_TAGS = 16
+"""Tags of a completion that are looked at: models write what they like, and each costs a look at all of it."""
+NO_TEXTS = frozenset({"role", "type", "id", "tool_call_id", "name"})
+"""Fields of a message that hold no words."""
 
 
 def side_calls(attempt: Sequence[Call]) -> dict[str, SideCallKind]:
@@ -126,3 +133,24 @@ def _parts(call: Call) -> Iterator[str]:
             yield value
         elif isinstance(value, dict | list):
             waiting += value.values() if isinstance(value, dict) else value
+
+
+def summary_texts(completion: JSON) -> list[str]:
+    """The texts by which a summary can be found in a prompt: all of its content, and what stands between two tags."""
+    content = plain(completion.get("content") or "")
+    names = dict.fromkeys(match[1] for match in islice(re.finditer(r"<(\w+)>", content), MAX_TAGS))
+    parts = [content, *(content.partition(f"<{name}>")[2].rpartition(f"</{name}>")[0].strip() for name in names)]
+    return [part for part in parts if len(part) >= MIN_SUMMARY_CHARS]
+
+
+def plain(value: Any) -> str:
+    """All texts of a message or of messages, white space between words as one space.
+
+    >>> plain([{"role": "user", "content": [{"type": "text", "text": "two\\n words"}]}])
+    'two words'
+    """
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if isinstance(value, Mapping):
+        return " ".join(filter(None, (plain(each) for name, each in value.items() if name not in NO_TEXTS)))
+    return " ".join(filter(None, map(plain, value))) if isinstance(value, list | tuple) else ""

@@ -417,27 +417,15 @@ def export(
     run: RunId,
     to: Annotated[Path, typer.Option("--to", help="New folder for the files.")],
     format: Annotated[Literal["jsonl", "parquet"], typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Delete the run from the store once the files are complete.")
-    ] = False,
     store: Store = None,
-    force: Force = False,
-    yes: Yes = False,
 ) -> None:
     """Write a run to files, one per kind of record. To export its model: agl models export."""
-    from agentlightning.store.retention import archive_run, export_run
-
-    async def work(opened: LightningStore) -> dict[str, int]:
-        if delete:
-            await _refuse_running(opened, run, force)
-            _ask(f"write {run} to {to} and delete it from the store?", yes)
-        return await (archive_run if delete else export_run)(opened, run, to, format, on_progress)
+    from agentlightning.store.retention import export_run
 
     with _progress(run) as on_progress:
-        counts = with_store(store, work)
-    deleted = f"; {run} is deleted from the store" if delete else ""
+        counts = with_store(store, lambda opened: export_run(opened, run, to, format, on_progress))
     written = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "nothing but the run"
-    typer.echo(f"{written}: {to}{deleted}")
+    typer.echo(f"{written}: {to}")
 
 
 @app.command("delete")

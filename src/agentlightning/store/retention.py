@@ -1,7 +1,7 @@
-"""The end of stored runs: written to files that other programs read, and deleted when too old or too many.
+"""Stored runs written to files that other programs read.
 
-Driven by `agl runs export`, `archive` and `delete`, and by a server that is configured to prune. Reads in portions, so that
-a run of any size passes through a bounded memory. A folder appears under its name once every file is complete and on disk.
+Driven by `agl runs export`. Reads in portions, so that a run of any size passes through a bounded
+memory. A folder appears under its name once every file is complete and on disk.
 
     run.json                   the run, its resources, checkpoints and model versions, and how many records the files hold
     rollouts, attempts, calls, spans, rewards, metrics, steps      .jsonl or .parquet, one record per line or row
@@ -10,9 +10,6 @@ a run of any size passes through a bounded memory. A folder appears under its na
 Fields are those of records.py. A call holds what its parent did not have: its whole prompt is its parent's prompt, the
 parent's `sampled_ids`, then its own `suffix_ids` (so for `messages`, with the parent's `completion` between). A parent comes
 before its children.
-
-Pruning deletes whole runs, the longest unchanged first, and never one that is running. Of runs that stay it drops the
-records of rollouts that no crash can ask for again: a step that a checkpoint covers is not executed again.
 """
 
 from __future__ import annotations
@@ -85,25 +82,6 @@ async def export_run(
         sync(folder.parent)
     except OSError as error:
         raise StoreError(f"--to: {folder} cannot be written: {error.strerror or error}") from error
-    return counts
-
-
-async def archive_run(
-    store: LightningStore,
-    run_id: str,
-    folder: Path,
-    format: Format = "jsonl",
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, int]:
-    """Export the run, then delete it, once the files are complete and hold every rollout. Raises as `export_run` does."""
-    counts = await export_run(store, run_id, folder, format, on_progress)
-    stored = sum((await store.count(run_id)).values())
-    if stored != counts["rollouts"]:
-        raise StoreError(
-            f"{run_id}: got rollouts while it was written to {folder} ({stored} now, {counts['rollouts']} there), and is "
-            "kept; end what writes to it, and archive it again"
-        )
-    await store.delete_runs([run_id])
     return counts
 
 

@@ -276,7 +276,8 @@ class LoadedTrajectories:
         if self.dropped:
             found["dropped_groups"] = float(len(self.dropped))
         found |= {name: float(self._counts[name]) for name in ("calls", "forked_calls", "invalid")}
-        found |= {name: float(self._counts[name]) for name in ("compactions", "side_calls") if self._counts[name]}
+        if self._counts["side_calls"]:
+            found["side_calls"] = float(self._counts["side_calls"])
         if self._broken:
             found["broken_spans"] = float(self._broken.total())
             found |= {f"rollout/broken_spans/{cause}": float(count) for cause, count in self._broken.items()}
@@ -316,8 +317,7 @@ class LoadedTrajectories:
             self.selected[policy] |= selects.ids(inputs.calls) & {call.id for call in calls}
         self.names |= _names(calls)
         forked = sum(call.fork_cause is not None for call in calls)
-        compactions = sum(one.compaction is not None for trajectory in kept for one in trajectory.transitions)
-        self._counts.update(calls=len(calls), forked_calls=forked, compactions=compactions, invalid=len(left_out))
+        self._counts.update(calls=len(calls), forked_calls=forked, invalid=len(left_out))
 
 
 class AirTally:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from agentlightning.adapters.trajectories import summary_texts
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.runtime.code_loader import load_function
 from agentlightning.training_types import Trajectory, Transition
@@ -25,13 +24,10 @@ def prompt_key(transition: Transition) -> Hashable:
 
 def observation_key(transition: Transition) -> Hashable:
     """Hash of the agent, the conversation's first messages, and those since the call before. Texts are compared without
-    white space, tool calls without their ids, calls recorded without messages by tokens. After a compaction the state is
-    the one that was compacted, without the summary's text."""
-    first = transition.origin
+    white space, tool calls without their ids, calls recorded without messages by tokens."""
+    first = transition.path[0]
     parts: list[Any] = [first] if first is transition else [first, transition]
     shown = [_normalised(part.messages) if first.messages else part.suffix_ids for part in parts]
-    if transition.compaction is not None:
-        shown[1] = _told_anew(shown[1], shown[0], summary_texts(transition.compaction.summary.completion))
     text = json.dumps([transition.agent, shown], ensure_ascii=False, sort_keys=True)
     return blake2b(text.encode(), digest_size=16).digest()
 
@@ -70,21 +66,6 @@ def places(trajectory: Trajectory) -> list[Hashable]:
             found.append(unnamed)
             unnamed += 1
     return found
-
-
-def _told_anew(messages: Sequence[Any], known: Sequence[Any], summary: Sequence[str]) -> Any:
-    """The messages that are not among the known ones, without the texts of a summary."""
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, str):
-            for text in summary:
-                value = value.replace(text, "")
-            return value
-        if isinstance(value, dict):
-            return {key: cut(each) for key, each in value.items()}
-        return [cut(each) for each in value] if isinstance(value, list) else value
-
-    return [cut(message) for message in messages if message not in known]
 
 
 def _normalised(value: Any) -> Any:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import ClassVar
 
 from agentlightning.algorithms.prompts.racing import Pair, RacedSearch, SearchState
 from agentlightning.algorithms.prompts.reflection import critique_prompt, edit_prompt, reflection_prompt, rollouts_text
-from agentlightning.algorithms.prompts.search import PromptCandidate, ScoreRequest
+from agentlightning.algorithms.prompts.search import ScoreRequest
 
 BEAM_WIDTH = 2
 """Candidates that apo keeps from round to round."""
 BRANCH_FACTOR = 2
 """New texts of each of them in a round."""
-MAX_MERGES = 5
-"""Candidates that gepa makes of two others in a search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +56,13 @@ class APO(RacedSearch):
 
 @dataclass(frozen=True, kw_only=True)
 class GEPA(RacedSearch):
-    """Reflective evolution: parents from the Pareto front over validation tasks, one template changed at a time, and merges
-    of two candidates that improved different templates.
-
-    Agrawal et al. 2025, arXiv 2507.19457, Algorithms 1, 2 (the front) and 4 (merge). A mutation that earns less than its
-    parent on the minibatch it was made from does not race.
-    """
+    """Reflective evolution: parents from the Pareto front over validation tasks, one template changed at a time. Agrawal et
+    al. 2025, arXiv 2507.19457, Algorithms 1 and 2. A mutation that earns less than its parent on the minibatch it was made
+    from does not race."""
 
     name: ClassVar[str] = "gepa"
 
     async def propose(self, state: SearchState) -> list[Pair]:
-        merged = await self._merged(state)
-        return [merged] if merged is not None else await self._mutated(state)
-
-    async def _mutated(self, state: SearchState) -> list[Pair]:
         counts = state.pool.front_counts() or {state.run.seed.number: 1}
         [number] = state.random.choices(list(counts), list(counts.values()))
         parent, names = state.pool.candidates[number], sorted(state.run.seed.texts)
@@ -90,42 +79,3 @@ class GEPA(RacedSearch):
         after = await state.score(child, "train", tasks)
         worse = sum(one.reward for one in after) < sum(one.reward for one in before)
         return [] if worse else [(parent, child)]
-
-    async def _merged(self, state: SearchState) -> Pair | None:
-        """The first merge that was not tried yet, and the better of the two that it is made of; None where there is none."""
-        means = state.pool.means()
-        leading = [state.pool.candidates[number] for number in state.pool.front_counts()]
-        for one, other in combinations(leading, 2):
-            texts = merged_texts(one, other, state.pool.candidates)
-            if texts is None or len(state.merges) >= MAX_MERGES or (one.number, other.number) in state.merges:
-                continue
-            state.merges.add((one.number, other.number))
-            child = await state.propose(texts, [one, other], "gepa merge")
-            if child is not None:
-                return max((one, other), key=lambda parent: means[parent.number]), child
-        return None
-
-
-def merged_texts(
-    one: PromptCandidate, other: PromptCandidate, known: dict[int, PromptCandidate]
-) -> dict[str, str] | None:
-    """Of each template the text that changed since the nearest common ancestor; None where there is no such ancestor,
-    or where one of the two changed nothing that the other did not. Texts (a, b) of the ancestor, (a', b) and (a, b') of
-    the two: (a', b'). Templates that both changed have the first's."""
-    theirs = set(_line(other, known))
-    ancestor = next((known[number] for number in _line(one, known) if number in theirs), None)
-    if ancestor is None or ancestor.number in (one.number, other.number):
-        return None
-    mine = {name for name, text in one.texts.items() if text != ancestor.texts[name]}
-    others = {name for name, text in other.texts.items() if text != ancestor.texts[name]}
-    if not mine - others or not others - mine:
-        return None
-    return {name: (other if name in others - mine else one).texts[name] for name in one.texts}
-
-
-def _line(candidate: PromptCandidate, known: dict[int, PromptCandidate]) -> Iterator[int]:
-    """A candidate and its ancestors, the nearest first."""
-    waiting: Sequence[int] = [candidate.number]
-    while waiting:
-        yield from waiting
-        waiting = [parent for number in waiting for parent in known[number].parents if parent in known]

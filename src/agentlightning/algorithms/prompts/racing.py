@@ -225,8 +225,6 @@ class SearchState:
         """Tries in a row without one that can be used."""
         self.beam = [run.seed]
         """The candidates that apo goes on from."""
-        self.merges: set[tuple[int, int]] = set()
-        """Pairs of candidates that gepa made one of."""
         self._races: dict[tuple[int, int], Race] = {}
         self._train_order: list[int] = []
 

@@ -24,7 +24,7 @@ class PromptCandidate:
     parents: tuple[int, ...] = ()
     """Numbers of the candidates it was made from."""
     source: str = "seed"
-    """The algorithm and its operation that made it, such as apo or gepa merge."""
+    """The algorithm and its operation that made it, such as apo edit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,6 @@ METRICS: Mapping[str, str] = {
     "rollout/calls": "recorded calls of these rollouts",
     "rollout/forked_calls": "calls whose prompt does not continue an earlier call's tokens",
     "rollout/forked_share": "rollout/forked_calls / rollout/calls",
-    "rollout/compactions": "conversations continued from the agent's own summary; absent if none",
     "rollout/side_calls": "calls beside the task, such as for a title; absent if none",
     "rollout/failed": "rollouts whose attempts all failed",
     "rollout/cause/CAUSE": "share of attempts that ended by it: policy, agent, refused, limit, timeout, verifier, infra",
