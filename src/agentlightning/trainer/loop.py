@@ -39,6 +39,7 @@ from agentlightning.trainer.scheduler import (
 )
 from agentlightning.trainer.step import CreditRecorder, StepPlan, StepPlanner
 from agentlightning.trainer.task_sampler import SampledTasks, load_sampler
+from agentlightning.trainer.weight_probe import WeightProbe
 
 MAX_LEARNERS_LOST = 3
 """Learners lost in a row, without a step that was never reached before, after which it is no accident."""
@@ -226,6 +227,7 @@ class RLLoop(TrainingLoop):
     """True where the engine reports the ratios and entropies of the tokens that it trains."""
     scheduler: GroupScheduler = field(init=False)
     planner: StepPlanner = field(init=False)
+    probe: WeightProbe = field(init=False)
     opponents: Opponents | None = None
     """Policies that agents meet and that are never trained; None where there is none."""
     offline: Mapping[int, TrainingLoop] = field(default_factory=dict)
@@ -247,6 +249,13 @@ class RLLoop(TrainingLoop):
             learning_rate=self.config.trainer.peak_learning_rate,
             collector=self.collector,
             asks_numbers=self.reports_numbers,
+        )
+        engine = self.config.engine
+        self.probe = WeightProbe(
+            engine=self.engine,
+            values={alias: trained.value for alias, trained in self.policies.items()},
+            exact=engine.name == "local" and engine.sampler.type == "local" and engine.dtype == "float32",
+            progress=self.progress,
         )
         algorithm = next(iter(self.policies.values())).algorithm  # which rollouts are sampled, all agree on
         size, tree, seed = algorithm.group_size, algorithm.tree, self.config.trainer.seed
@@ -365,11 +374,18 @@ class RLLoop(TrainingLoop):
             updates = await self.planner.update(plan, self.learning_rate(step))
         with self._timed("publish"):
             await self.publish(step, self.version)
+            updates |= await self._same_weights(plan)
         with self._timed("record"):
             await CreditRecorder(store=self.store, run_id=self.run_id).record(step, plan.plans, plan.numbers)
         # Closed last: a step that is found open is executed again, with what it had not written yet.
         await self.store.close_step(self.run_id, step, self.version)
         return plan.metrics | updates
+
+    async def _same_weights(self, plan: StepPlan) -> Metrics:
+        """EngineError where a sampler does not have the weights that were just published."""
+        if self.config.engine.name != "local":  # verl's workers take whole batches alone
+            return {}
+        return await self.probe.check({alias: own.minibatches for alias, own in plan.plans.items()}, self.version)
 
     async def _collect(self, step: int) -> StepPlan:
         """Collects until the step has what it needs, and writes its list before the first update."""

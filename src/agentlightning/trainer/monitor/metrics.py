@@ -55,6 +55,7 @@ METRICS: Mapping[str, str] = {
     "policy/entropy": "entropy at the trained tokens, nats per token",
     "policy/kl": "KL between sampler and policy during the updates (k3, nats per token)",
     "policy/sampler_gap": "policy/kl before the step's first update: difference between sampler and learner",
+    "policy/weight_gap": "difference of sampler and learner at one row after publication, nats per token",
     "policy/ratio_max": "largest distance of a token's ratio from 1",
     "policy/clip_share": "share of tokens with a clipped ratio",
     "policy/masked_share": "share of tokens left out by a mask",
