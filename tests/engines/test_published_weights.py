@@ -1,45 +1,93 @@
-"""The local engine has its sampler score as its learner does once it has published, and is stopped where it has not."""
+"""Samplers of the local engine that do not get the learner's weights are found within one step."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.errors import EngineError
-from agentlightning.testing.engine_contract import conversation
+from agentlightning.testing.engine_contract import SFT, conversation
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.weight_probe import WeightProbe
-from agentlightning.training_types import Loss
 from build import engine_setup
+
+ROWS = {DEFAULT_POLICY: [[conversation()[0]]]}
+
+
+def weights(folder: str | Path) -> Path:
+    [file] = Path(folder).glob("*.safetensors")
+    return file
+
+
+class Unmerged(LocalEngine):
+    """Exports the weights below its adapter."""
+
+    async def _operate(self, policy: str, operation: str, *arguments: Any) -> Any:
+        found = await super()._operate(policy, operation, *arguments)
+        if operation == "export":
+            shutil.copy(*(weights(folder) for folder in (self._setup.model, arguments[0])))
+        return found
+
+
+class HalfExporting(LocalEngine):
+    """Exports the second layer as it was before training."""
+
+    async def _operate(self, policy: str, operation: str, *arguments: Any) -> Any:
+        found = await super()._operate(policy, operation, *arguments)
+        if operation == "export":
+            first, file = (weights(folder) for folder in (self._setup.model, arguments[0]))
+            old = {name: tensor for name, tensor in load_file(first).items() if ".layers.1." in name}
+            save_file({**load_file(file), **old}, file, {"format": "pt"})
+        return found
+
+
+async def learn(engine: Engine, learning_rate: float) -> None:
+    await engine.forward_backward([conversation()[0]], SFT)
+    await engine.optim_step(learning_rate, 1.0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"weights": "lora"}])
-async def test_the_local_engine_passes_once_it_has_published_and_is_stopped_where_it_has_not(
-    llama: Path, tmp_path: Path, settings: dict[str, Any]
+@pytest.mark.parametrize(("kind", "settings"), [(Unmerged, {"lora_rank": 4}), (HalfExporting, {})])
+@pytest.mark.parametrize("exact", [True, False])
+async def test_weights_that_reach_the_sampler_in_part_or_not_at_all_are_found_within_a_step(
+    llama: Path, tmp_path: Path, kind: type[LocalEngine], settings: dict[str, Any], exact: bool
 ) -> None:
-    engine = LocalEngine(engine_setup(llama, tmp_path, **settings))
+    engine = kind(engine_setup(llama, tmp_path, **settings))
     try:
-        served = (await engine.start())["default"]
-        checked = WeightProbe(
-            engine=engine, values={"default": {"endpoints": list(served.urls)}}, exact=True, progress=Silent()
-        )
+        served = (await engine.start())[DEFAULT_POLICY]
+        values = {DEFAULT_POLICY: {"endpoints": list(served.urls)}}
+        probe = WeightProbe(engine=engine, values=values, exact=exact, progress=Silent())
         await engine.publish(0)
-        [before] = await engine.logprobs([conversation()[0]])
-        sampled = replace(conversation()[0], logprobs=before)
-        for version in range(1, 4):
-            await engine.forward_backward([sampled], Loss(name="sft"))
-            await engine.optim_step(1e-2, 1.0)
-            with pytest.raises(EngineError, match=f"does not have the weights published as version {version}"):
-                await checked.check({"default": [[sampled]]}, version)
-            await engine.publish(version)
-            found = await checked.check({"default": [[sampled]]}, version)
-            assert found["policy/weight_gap"] < 1e-3
-            [now] = await engine.logprobs([conversation()[0]])
-            sampled = replace(conversation()[0], logprobs=now)
+        before = await probe.before(ROWS)
+        await learn(engine, 3e-2)
+        await engine.publish(1)
+        with pytest.raises(EngineError, match="does not have the weights published as version 1"):
+            await probe.after(before, 1)
     finally:
         await engine.close()
+
+
+@pytest.mark.slow
+async def test_a_replica_that_kept_its_weights_is_named(llama: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(engine_setup(llama, tmp_path / "one"))
+    stale = LocalEngine(engine_setup(llama, tmp_path / "other", learns=False))
+    try:
+        urls = [(await one.start())[DEFAULT_POLICY].urls[0] for one in (engine, stale)]
+        values = {DEFAULT_POLICY: {"endpoints": urls}}
+        probe = WeightProbe(engine=engine, values=values, exact=False, progress=Silent())
+        for one in (engine, stale):
+            await one.publish(0)
+        before = await probe.before(ROWS)
+        await learn(engine, 1e-5)  # far below the tolerance
+        await engine.publish(1)
+        with pytest.raises(EngineError, match=rf"'default' at {urls[1]} does not .* and the sampler by 0;"):
+            await probe.after(before, 1)
+    finally:
+        await engine.close()
+        await stale.close()

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from agentlightning.adapters.conversations import conversations, full_messages, preference_row
 from agentlightning.records import JSON, Call
-from agentlightning.traces.episodes import ModelCall, conversation
+from agentlightning.traces.episode import ModelCall
+from agentlightning.traces.episodes import conversation
 from agentlightning.traces.importer import call_records
 from build import rollout
 

@@ -11,7 +11,8 @@ import pytest
 from trace_samples import CHAT, otlp
 
 from agentlightning.errors import DataError
-from agentlightning.traces.episodes import Episode, TraceFileReader
+from agentlightning.traces.episode import Episode
+from agentlightning.traces.episodes import TraceFileReader
 
 ASK = {"role": "user", "content": "1+1?"}
 TWO = {"role": "assistant", "content": "Two."}

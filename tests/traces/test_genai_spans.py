@@ -10,9 +10,9 @@ import pytest
 
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.records import JSON, Span
+from agentlightning.traces.episode import ModelCall
 from agentlightning.traces.episodes import (
     DETAILS,
-    ModelCall,
     chat_message,
     chat_messages,
     chat_tools,

@@ -44,86 +44,120 @@ def row(logprobs: Sequence[float] | None = None, **changes: Any) -> TrainingSequ
 
 
 class Learner:
-    """Its update moved every token from OLD to NEW."""
+    """Its update moves every token from OLD to NEW."""
+
+    def __init__(self, new: float) -> None:
+        self.scores = iter([OLD, new])
 
     async def logprobs(self, sequences: Sequence[TrainingSequence], policy: str = "default") -> list[list[float]]:
-        return [[NEW] * len(one.tokens) for one in sequences]
+        score = next(self.scores)
+        return [[score] * len(one.tokens) for one in sequences]
 
 
-def probe(scores: Callable[[str], float | None], exact: bool = True, urls: Sequence[str] = (URL,)) -> WeightProbe:
-    """Of samplers that score every token alike; None: it cannot be asked."""
+class Servers:
+    """Score every token alike: OLD plus their offset before the update; None: they cannot be asked."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        score = scores(str(request.url).partition("/inference")[0])
+    def __init__(self, after: Callable[[str], float | None], offset: float = 0.0) -> None:
+        self.after, self.offset = after, offset
+        self.updated = False
+        self.asked: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        score = self.after(str(request.url).partition("/inference")[0])
         if score is None:
             return httpx.Response(404, json={"error": "no such route"})
+        score = score if self.updated else OLD + self.offset
+        told = {"logprob": None if math.isnan(score) else score}
         ids = json.loads(request.content)["token_ids"]
-        return httpx.Response(
-            200,
-            json={
-                "prompt_logprobs": [
-                    None,
-                    *({str(one): {"logprob": None if math.isnan(score) else score}} for one in ids[1:]),
-                ]
-            },
-        )
-
-    engine: Any = Learner()
-    return WeightProbe(
-        engine=engine,
-        values={"default": {"endpoints": list(urls)}},
-        exact=exact,
-        progress=Noting(),
-        transport=httpx.MockTransport(answer),
-    )
+        return httpx.Response(200, json={"prompt_logprobs": [None, *({str(one): told} for one in ids[1:])]})
 
 
-@pytest.mark.parametrize("score", [NEW, NEW + 0.001, NEW - 0.019])
+async def probed(
+    after: Callable[[str], float | None],
+    exact: bool = True,
+    *,
+    new: float = NEW,
+    offset: float = 0.0,
+    minibatches: Sequence[Sequence[TrainingSequence]] | None = None,
+    **value: Any,
+) -> tuple[dict[str, float], list[str], list[httpx.Request]]:
+    """Metrics of a step, notes, and what was asked."""
+    engine: Any = Learner(new)
+    servers, progress = Servers(after, offset), Noting()
+    values = {"default": {"endpoints": [URL], **value}}
+    transport = httpx.MockTransport(servers)
+    probe = WeightProbe(engine=engine, values=values, exact=exact, progress=progress, transport=transport)
+    before = await probe.before({"default": [[row()]] if minibatches is None else minibatches})
+    servers.updated = True
+    return await probe.after(before, 3), progress.notes, servers.asked
+
+
+@pytest.mark.parametrize("score", [NEW, NEW + 0.001, NEW - 0.004])
 async def test_a_sampler_within_the_rounding_of_its_arithmetic_passes(score: float) -> None:
-    found = await probe(lambda url: score).check({"default": [[row()]]}, 3)
+    found, notes, _ = await probed(lambda url: score)
     assert found == {"policy/weight_gap": pytest.approx(abs(score - NEW))}
     assert found.keys() <= METRICS.keys()
+    assert notes == []
 
 
 async def test_an_adapter_that_never_reaches_the_sampler_stops_the_run_with_one_sentence() -> None:
     with pytest.raises(EngineError) as raised:
-        await probe(lambda url: OLD).check({"default": [[row()]]}, 3)
+        await probed(lambda url: OLD)
     assert str(raised.value) == (
         "the sampler of policy 'default' at http://sampler does not have the weights published as version 3: a row of the "
-        "last step differs from the learner's by 0.1 nats per token, which the update moved by 0.1 and the sampler by 0; "
-        "what it samples would train another model, so the run stops here"
+        "last step differs from the learner's by 0.1 nats per token (at most 0.005 in float32); the update moved the "
+        "learner by 0.1 and the sampler by 0; what it samples would train another model, so the run stops here"
     )
 
 
 async def test_one_stale_replica_among_good_ones_is_found_and_named() -> None:
-    stale = probe(lambda url: OLD if url.endswith("b") else NEW, urls=["http://a", "http://b"])
+    endpoints = ["http://a", "http://b"]
     with pytest.raises(EngineError, match="at http://b does not have the weights"):
-        await stale.check({"default": [[row()]]}, 3)
+        await probed(lambda url: OLD if url.endswith("b") else NEW, endpoints=endpoints)
 
 
-async def test_a_sampler_of_another_precision_stops_where_it_did_not_move_at_all() -> None:
-    with pytest.raises(EngineError, match=r"by 0\.1 and the sampler by 0"):
-        await probe(lambda url: OLD, exact=False).check({"default": [[row()]]}, 3)
-    assert await probe(lambda url: NEW + 0.06, exact=False).check({"default": [[row()]]}, 3)
+@pytest.mark.parametrize("new", [OLD + 0.0001, NEW])
+async def test_a_sampler_of_another_precision_stops_where_it_did_not_move_at_all(new: float) -> None:
+    with pytest.raises(EngineError, match="and the sampler by 0;"):
+        await probed(lambda url: OLD + 0.03, exact=False, new=new, offset=0.03)
+    await probed(lambda url: new + 0.04, exact=False, new=new, offset=0.03)
+
+
+async def test_an_update_that_moved_nothing_stops_nothing() -> None:
+    found, *_ = await probed(lambda url: OLD, new=OLD)
+    assert found == {"policy/weight_gap": 0.0}
 
 
 @pytest.mark.parametrize("score", [-9.0, float("nan")])
 async def test_half_of_the_weights_is_far_away_from_either(score: float) -> None:
     with pytest.raises(EngineError, match="does not have the weights"):
-        await probe(lambda url: score, exact=False).check({"default": [[row()]]}, 3)
+        await probed(lambda url: score, exact=False)
+
+
+async def test_a_learner_that_diverged_is_not_blamed_on_its_sampler() -> None:
+    await probed(lambda url: float("nan"), new=float("nan"))
 
 
 async def test_what_cannot_be_asked_is_noted_once_and_stops_nothing() -> None:
-    asked = probe(lambda url: None)
-    for version in range(3):
-        assert await asked.check({"default": [[row()]]}, version) == {}
-    assert isinstance(asked.progress, Noting)
-    [note] = asked.progress.notes
+    found, notes, asked = await probed(lambda url: None)
+    assert found == {}
+    assert len(asked) == 2
+    [note] = notes
     assert note.startswith("the weights of the sampler at http://sampler are not checked: HTTPStatusError")
 
 
-async def test_rows_that_are_scored_otherwise_are_not_looked_at() -> None:
-    rows = [row(temperature=0.5), row(decodings=[{"grammar": {}}]), row(mask=[False] * len(TOKENS))]
-    assert await probe(lambda url: OLD).check({"default": [rows]}, 3) == {}
-    with pytest.raises(EngineError):
-        await probe(lambda url: OLD).check({"default": [rows, [row()]]}, 3)
+async def test_servers_are_asked_by_the_name_and_with_the_key_that_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMPLER_KEY", "secret")
+    *_, asked = await probed(lambda url: NEW, served_model="policy", key_env="SAMPLER_KEY")
+    assert {json.loads(one.content)["model"] for one in asked} == {"policy"}
+    assert {one.headers["authorization"] for one in asked} == {"Bearer secret"}
+
+
+async def test_the_cheapest_row_that_says_enough_is_scored_as_plain_text() -> None:
+    long = row(tokens=TOKENS * 3, mask=[False] + [True] * 47, temperature=0.5, decodings=[{"grammar": {}}])
+    longer = row(tokens=TOKENS * 4, mask=[False] + [True] * 63)
+    *_, asked = await probed(lambda url: NEW, minibatches=[[row(), longer], [long]])
+    assert [json.loads(one.content)["token_ids"] for one in asked] == [long.tokens[:-1]] * 2
+    untrained = row(mask=[False] * len(TOKENS))
+    assert await probed(lambda url: OLD, minibatches=[[untrained]]) == ({}, [], [])

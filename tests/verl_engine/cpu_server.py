@@ -101,6 +101,10 @@ class CpuServer:
                     open_rows.discard(row)
             ids, places = drawn[:, None], places[:, -1:] + 1
             seen = torch.cat([seen, torch.ones_like(ids)], 1)
+        scores = [
+            self._prompt_scores(prompt) if "prompt_logprobs" in one else {}
+            for prompt, one in zip(prompts, params, strict=True)
+        ]
         return [
             SimpleNamespace(
                 token_ids=tokens[row],
@@ -108,7 +112,13 @@ class CpuServer:
                 stop_reason="aborted" if row in open_rows else "completed",
                 num_preempted=0,
                 routed_experts=None,
-                extra_fields={"global_steps": self.version},
+                extra_fields={"global_steps": self.version, **scores[row]},
             )
             for row in range(len(prompts))
         ]
+
+    def _prompt_scores(self, prompt):
+        """As verl's vLLM server does: a list for each token but the first, and a filler for the last."""
+        found = torch.log_softmax(self.model(input_ids=torch.tensor([prompt])).logits[0].float(), -1)
+        own = found[:-1].gather(1, torch.tensor(prompt[1:])[:, None]).tolist()
+        return {"prompt_logprobs": [*own, [0.0]]}

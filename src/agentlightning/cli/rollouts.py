@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from agentlightning.records import Call, Rollout, Run, Span
     from agentlightning.store.base import LightningStore
     from agentlightning.store.summaries import SummaryQuery
-    from agentlightning.trainer.data.export_dataset import DatasetExport
 
 Listed = Sequence["Rollout | RolloutSummary"]
 
@@ -46,7 +46,13 @@ MAX_TEXT_CHARS = 160
 """Characters that a span's line shows of each text that the agent gave."""
 HEAD = ("rollout", "mode", "step", "group", "state", "try", "calls", "reward", "outcome")
 TAKEN: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"messages": ("--reward", "--threshold"), "preferences": ("--reward", "--margin"), "traces": ()}
+    {
+        "messages": ("--reward", "--threshold"),
+        "preferences": ("--reward", "--margin"),
+        "traces": (),
+        "training-trace": (),
+        "atif": (),
+    }
 )
 """Options of an export, by its form."""
 
@@ -334,8 +340,12 @@ def export(
     run: RunId,
     to: Annotated[str, typer.Option("--to", help="New .jsonl file; for traces also the URL of an OTLP/HTTP endpoint.")],
     kind: Annotated[
-        Literal["messages", "preferences", "traces"],
-        typer.Option("--as", help="messages: a row per conversation; preferences: pairs of one task; traces: OTLP."),
+        Literal["messages", "preferences", "traces", "training-trace", "atif"],
+        typer.Option(
+            "--as",
+            help="messages: a row per conversation; preferences: pairs of one task; traces: OTLP; training-trace: OpenEnv's "
+            "token traces; atif: Harbor's trajectories.",
+        ),
     ] = "messages",
     reward: Annotated[
         str | None, typer.Option("--reward", help="Name of the reward that counts; default: the final one.")
@@ -348,7 +358,8 @@ def export(
     ] = None,
     store: Store = None,
 ) -> None:
-    """Write a run's rollouts as rows of messages, as preferences between two of one task, or as OpenTelemetry traces.
+    """Write a run's rollouts as rows of messages, as preferences between two of one task, as OpenTelemetry traces, or with
+    their tokens in the forms of OpenEnv and Harbor, which `agl record --traces` reads as well.
 
     Headers of an OTLP endpoint come from OTEL_EXPORTER_OTLP_HEADERS.
     """
@@ -358,6 +369,7 @@ def export(
     if kind == "traces":
         with_store(store, lambda opened: _export_traces(opened, run, to))
         return
+    from agentlightning.traces.export import TraceExport
     from agentlightning.trainer.data.export_dataset import DatasetExport
 
     if Path(to).exists():
@@ -365,26 +377,37 @@ def export(
     if not Path(to).parent.is_dir():
         raise ConfigError(f"--to: there is no folder {Path(to).parent}")
 
-    async def work(opened: LightningStore) -> tuple[list[dict[str, Any]], DatasetExport]:
+    async def work(opened: LightningStore) -> tuple[int, Counter[str]]:
+        if kind in ("training-trace", "atif"):
+            traces = TraceExport(store=opened, run_id=run, form=kind)
+            return await _write_rows(traces.rows(), Path(to)), traces.left_out
         rows = DatasetExport(store=opened, run_id=run, reward=reward)
         found = rows.conversations(threshold) if kind == "messages" else rows.preferences(margin or 0.0)
-        return [row async for row in found], rows
+        return await _write_rows(found, Path(to)), rows.left_out
 
-    lines, rows = with_store(store, work)
-    _write_rows(lines, Path(to))
-    for reason, count in rows.left_out.most_common():
+    try:
+        written, left_out = with_store(store, work)
+    except BaseException:
+        Path(to).unlink(missing_ok=True)
+        raise
+    for reason, count in left_out.most_common():
         if count:
             typer.echo(f"note: left out {count}: {reason}", err=True)
-    typer.echo(f"{len(lines)} rows: {to}")
+    typer.echo(f"{written} rows: {to}")
 
 
-def _write_rows(rows: Sequence[Mapping[str, Any]], to: Path) -> None:
+async def _write_rows(rows: AsyncIterator[Mapping[str, Any]], to: Path) -> int:
+    """The number of rows."""
     import orjson
 
     from agentlightning.runtime.disk import open_private
 
+    count = 0
     with open_private(to, "wb") as file:
-        file.writelines(orjson.dumps(row) + b"\n" for row in rows)
+        async for row in rows:
+            file.write(orjson.dumps(row) + b"\n")
+            count += 1
+    return count
 
 
 async def _export_traces(store: LightningStore, run: str, to: str) -> None:

@@ -50,6 +50,8 @@ from agentlightning.engines.folders import LEARNER_STATE, MANIFEST, damage
 from agentlightning.errors import ConfigError, EngineError, LearnerLostError
 from agentlightning.gateway.policy.engine_client import GENERATE, SampledTokens, read_answer
 from agentlightning.testing.contract_model import write_contract_model
+from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.weight_probe import WeightProbe
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -353,6 +355,25 @@ async def test_publishing_changes_what_is_sampled_and_stamps_the_version(
     after = await sampler.sample([4, 5, 6], temperature=0, max_tokens=4)
     assert after.ids == wanted[3:]
     assert [(span.version, span.start, span.end) for span in after.versions] == [(7, 0, 4)]
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-2])
+async def test_a_probe_passes_samplers_that_have_the_learner_s_weights_and_stops_for_those_that_do_not(
+    engine: Engine, sampler: LiveEndpoints, rate: float
+) -> None:
+    served = sampler.served
+    value = {"endpoints": list(served.urls), "served_model": served.served_model, "key_env": served.key_env}
+    probe = WeightProbe(engine=engine, values={DEFAULT_POLICY: value}, exact=True, progress=Silent())
+    for version in (1, 2):
+        before = await probe.before({DEFAULT_POLICY: [[conversation()[0]]]})
+        if not before[DEFAULT_POLICY].samplers:
+            pytest.skip("its sampler scores no prompts")
+        await engine.forward_backward([conversation()[0]], SFT)
+        await engine.optim_step(rate, 1.0)
+        with pytest.raises(EngineError, match=f"does not have the weights published as version {version}"):
+            await probe.after(before, version)
+        await engine.publish(version)
+        assert (await probe.after(before, version))["policy/weight_gap"] < 1e-4
 
 
 async def test_cached_prefixes_end_with_the_weights_that_made_them(engine: Engine, sampler: LiveEndpoints) -> None:

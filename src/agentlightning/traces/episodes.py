@@ -9,7 +9,7 @@ import gzip
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,29 +19,13 @@ import orjson
 from agentlightning.adapters.semantics import error_of, json_of, model_of, plain_result, role_of, usage_of, written
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.errors import DataError, RewardError
-from agentlightning.records import JSON, Mode, Span
+from agentlightning.records import JSON, Span
 from agentlightning.store.rules import reward_number
+from agentlightning.traces.atif import is_atif, read_atif
+from agentlightning.traces.episode import Episode, ModelCall
+from agentlightning.traces.training_trace import is_training_trace, read_training_trace
 from agentlightning.tracing.otlp import from_object
 from agentlightning.tracing.sanitize import sanitize_request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
-    """One rollout as a file tells it."""
-
-    task: JSON
-    """Equal for rollouts that may be compared: what the model was asked, unless the row names a task."""
-    calls: list[ModelCall]
-    spans: list[Span] = field(default_factory=list)
-    reward: float | None = None
-    rewards: dict[str, float] = field(default_factory=dict)
-    """Further final rewards by name."""
-    steps: list[dict[str, float]] = field(default_factory=list)
-    """Rewards by name for each of `calls`; empty where the file has none."""
-    mode: Mode = "train"
-    """eval: of held-out tasks, which nothing learns from."""
-    error: str | None = None
-    """Reason why it failed as a whole; failures are not trained on."""
 
 
 class TraceFileReader:
@@ -221,6 +205,8 @@ FORMATS: Mapping[str, tuple[Callable[[JSON], bool], Callable[[JSON], list[Episod
         "messages": (lambda row: "messages" in row, _messages),
         "preference": (lambda row: "chosen" in row and "rejected" in row, _preference),
         "completion": (lambda row: "prompt" in row and "completion" in row, _completion),
+        "training-trace": (is_training_trace, read_training_trace),
+        "atif": (is_atif, read_atif),
     }
 )
 """By name: recognises a row by its keys, and reads it."""
@@ -261,37 +247,6 @@ DETAILS = "gen_ai.client.inference.operation.details"
 """The event that holds the messages where the span's own attributes do not."""
 FINISHED = {"tool_call": "tool_calls", "tool_calls": "tool_calls", "length": "length", "max_tokens": "length"}
 """Finish reasons of Chat Completions by the recorded one; any other means stop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
-    """One model call, as far as somebody recorded it."""
-
-    span_id: str = ""
-    agent: str | None = None
-    model: str = ""
-    messages: list[JSON] | None = None
-    """The whole prompt in the form of Chat Completions."""
-    completion: JSON | None = None
-    """The assistant message."""
-    tools: list[JSON] | None = None
-    finish_reason: str = "stop"
-    usage: JSON = field(default_factory=dict)
-    """prompt_tokens and sampled_tokens, those that are known."""
-    error: str | None = None
-    started_ns: int = 0
-    finished_ns: int = 0
-
-    @property
-    def missing(self) -> str | None:
-        """The reason why it cannot be trained on; None where it can."""
-        if self.error is not None:
-            return "the call failed"
-        if not self.messages:
-            return "its prompt was not recorded"
-        if self.completion is None or not (self.completion.get("content") or self.completion.get("tool_calls")):
-            return "its answer was not recorded"
-        return None
 
 
 def model_calls(tree: SpanTree) -> list[ModelCall]:

@@ -1,26 +1,42 @@
 """Traces from files as a recorded run: for `agl train --from-run`, reward functions and whoever wants to look at them.
-Every episode becomes a finished rollout whose calls have text and no tokens, as those of an external model have; of
-mode train, unless the file says that it was an evaluation. A rollout is written whole or not at all: after a kill, the
-run holds those that were."""
+
+Driven by ``agl record --traces``. Every episode becomes a finished rollout; of mode train, unless the file says that it was
+an evaluation. Its calls have the tokens that the file has, else text alone, as those of an external model have. A rollout
+is written whole or not at all: after a kill, the run holds those that were.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import uuid_utils
 
 from agentlightning.adapters.conversations import TRACE_PROTOCOL
 from agentlightning.errors import DataError
-from agentlightning.records import JSON, Call, Claim, Finish, NewRollout, Reward, Rollout, Sampling, Span, WorkerStatus
+from agentlightning.records import (
+    JSON,
+    Call,
+    Claim,
+    Finish,
+    NewRollout,
+    Reward,
+    Rollout,
+    Sampling,
+    Span,
+    WorkerStatus,
+    with_completion,
+)
 from agentlightning.rendering.graph import answer_digests, chain, root, verbatim
 from agentlightning.store.base import LightningStore
-from agentlightning.traces.episodes import Episode, ModelCall, TraceFileReader
+from agentlightning.traces.episode import CallTokens, Episode, ModelCall
+from agentlightning.traces.episodes import TraceFileReader
 from agentlightning.trainer.data.tasks import content_key
 
 IMPORTED = "traces"
@@ -189,41 +205,43 @@ def _batches(episodes: Iterable[Episode]) -> Iterator[list[Episode]]:
 
 
 def call_records(
-    calls: Iterable[ModelCall], rollout: Rollout, attempt: int, call_id: Callable[[int], str]
+    calls: Sequence[ModelCall], rollout: Rollout, attempt: int, call_id: Callable[[int], str]
 ) -> list[Call]:
-    """The calls that can be learned from (`ModelCall.missing`) as records of an attempt. call_id: the id of the n-th
-    record, from 0. The policy is '': what an external model answered. Token counts are those that the trace tells."""
+    """The calls that can be learned from (`ModelCall.missing`) as records of an attempt.
+
+    call_id: the id of the n-th record, from 0. A call without tokens has the policy '': an external model answered it; its
+    token counts are those that the trace tells.
+    """
     histories: dict[bytes, Call] = {}
+    known: dict[str, _Continued] = {}
     records: list[Call] = []
+    protocol = TRACE_PROTOCOL if all(one.tokens is None for one in calls) else "chat"
     for one in calls:
         if one.missing is not None:
             continue
-        assert one.messages is not None  # missing says so
-        assert one.completion is not None
-        hashes = chain(root(one.tools), [verbatim(message) for message in one.messages])
+        messages, completion = one.messages or [], one.completion or {"role": "assistant", "content": ""}
+        hashes = chain(root(one.tools), [verbatim(message) for message in messages])
+        history = [chain(hashes[-1], [found])[-1] for found in answer_digests(completion, verbatim)]
         place = next((at for at in range(len(hashes) - 1, 0, -1) if hashes[at] in histories), 0)
         parent = histories.get(hashes[place]) if place else None
-        completions = answer_digests(one.completion, verbatim)
-        history = [chain(hashes[-1], [completion])[-1] for completion in completions]
+        columns: JSON = {"suffix_ids": [], "sampled_ids": [], "logprobs": [], "versions": [], "prompt_tokens": 0}
+        columns |= {"policy": "", "sampling": Sampling()}
+        if one.tokens is not None:
+            before = _continued(one.tokens, known)
+            parent, place = (None, 0) if before is None else (before.call, len(before.messages))
+            columns = _columns(one.tokens, 0 if before is None else len(before.ids))
         record = Call(
             id=call_id(len(records)),
             run_id=rollout.run_id,
             rollout_id=rollout.id,
             attempt=attempt,
             parent_id=None if parent is None else parent.id,
-            suffix_ids=[],
-            sampled_ids=[],
-            logprobs=[],
-            versions=[],
-            prompt_tokens=0,
-            policy="",
             model=one.model,
-            protocol=TRACE_PROTOCOL,
-            sampling=Sampling(),
+            protocol=protocol,
             history_hash=history[0].hex(),
             request_hash=hashes[-1].hex(),
-            messages=one.messages[place:],
-            completion=one.completion,
+            messages=messages[place:],
+            completion=completion,
             tools=one.tools if parent is None else None,
             usage=one.usage,
             agent=one.agent,
@@ -231,8 +249,42 @@ def call_records(
             started_ns=one.started_ns,
             finished_ns=one.finished_ns,
             span_id=one.span_id or None,
+            **columns,
         )
         for digest in history:
             histories[digest] = record
+        if one.tokens is not None:
+            ids = [*one.tokens.prompt_ids, *one.tokens.sampled_ids]
+            known[one.tokens.id] = _Continued(record, ids, with_completion(messages, completion))
         records.append(record)
     return records
+
+
+class _Continued(NamedTuple):
+    """A call that others may continue, with all ids and messages up to its end."""
+
+    call: Call
+    ids: list[int]
+    messages: list[JSON]
+
+
+def _continued(tokens: CallTokens, known: Mapping[str, _Continued]) -> _Continued | None:
+    """The call that these tokens continue: the one that is named, else the longest whose ids the prompt begins with."""
+    fitting = [one for one in known.values() if tokens.prompt_ids[: len(one.ids)] == one.ids]
+    named = known.get(tokens.parent or "")
+    return named if named in fitting else max(fitting, key=lambda one: len(one.ids), default=None)
+
+
+def _columns(tokens: CallTokens, known: int) -> JSON:
+    """Fields of a record; the first `known` ids of the prompt are those of the call that it continues."""
+    return {
+        "suffix_ids": tokens.prompt_ids[known:],
+        "sampled_ids": tokens.sampled_ids,
+        "logprobs": tokens.logprobs,
+        "versions": tokens.versions,
+        "prompt_tokens": len(tokens.prompt_ids),
+        "policy": tokens.policy,
+        "sampling": Sampling(temperature=tokens.temperature),
+        "decoding": tokens.decoding,
+        "delivered": tokens.delivered,
+    }

@@ -370,22 +370,19 @@ class RLLoop(TrainingLoop):
     async def _learn(self, step: int, stored: Step | None) -> Metrics:
         self.planner = self.planner.at(step)
         plan = await (self._collect(step) if stored is None else self._again(stored))
+        with self._timed("probe"):
+            scores = await self.probe.before({alias: own.minibatches for alias, own in plan.plans.items()})
         with self._timed("update"):
             updates = await self.planner.update(plan, self.learning_rate(step))
         with self._timed("publish"):
             await self.publish(step, self.version)
-            updates |= await self._same_weights(plan)
+        with self._timed("probe"):
+            updates |= await self.probe.after(scores, self.version)
         with self._timed("record"):
             await CreditRecorder(store=self.store, run_id=self.run_id).record(step, plan.plans, plan.numbers)
         # Closed last: a step that is found open is executed again, with what it had not written yet.
         await self.store.close_step(self.run_id, step, self.version)
         return plan.metrics | updates
-
-    async def _same_weights(self, plan: StepPlan) -> Metrics:
-        """EngineError where a sampler does not have the weights that were just published."""
-        if self.config.engine.name != "local":  # verl's workers take whole batches alone
-            return {}
-        return await self.probe.check({alias: own.minibatches for alias, own in plan.plans.items()}, self.version)
 
     async def _collect(self, step: int) -> StepPlan:
         """Collects until the step has what it needs, and writes its list before the first update."""

@@ -1,15 +1,17 @@
-"""Weight probe: after each publication every sampler scores one row of the step, and so does the learner.
+"""Weight probe: around each update every sampler scores one row of the step, and so does the learner.
 
-A sampler that goes on with other weights answers all the same, and training on what it samples looks healthy for weeks. The
-training loop asks after each publication; beyond the tolerance the run stops. It knows a sampler's route for tokens alone.
+A sampler that goes on with other weights answers all the same, and training on what it samples looks healthy for weeks.
+Scored before the update and after the publication, it gives itself away in two ways: it is far from the learner, or it has
+not moved where the learner has. The second needs no large difference, so that one step is enough in any number format.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from statistics import fmean
 from typing import Any
@@ -18,22 +20,37 @@ import httpx
 
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.errors import EngineError
+from agentlightning.gateway.policy.engine_client import GENERATE
 from agentlightning.records import JSON
 from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.progress import Progress
 from agentlightning.training_types import TrainingSequence
 
 MAX_TOKENS = 2048
-"""Longest row that is scored: it costs one prompt."""
+"""Longest row that is scored."""
 MAX_LOOKED = 64
-"""Rows of a step among which one is looked for."""
-TIMEOUT_S = 120.0
-TOLERANCE = 0.02, 0.2
-"""Largest mean difference of a token's log-probability between sampler and learner, in nats: both in float32, or not."""
-MOVED = 1e-3, 0.05
-"""From which mean movement on, by an update, a sampler that has not moved at all is known to be stale."""
+"""Rows of a step among which the one that costs least is chosen."""
+MIN_TRAINED = 16
+"""Trained tokens from which on a row says enough."""
+TIMEOUT_S = 60.0
+"""A busy sampler may let a request wait as long; it is then not checked."""
+TOLERANCES = {"float32": 0.005, "bfloat16": 0.2}
+"""Largest mean difference of a token's log-probability between sampler and learner, in nats. Both are 10 times and more
+what healthy ones differ by."""
+MIN_MOVED = 1e-5
+"""Mean movement of a token, in nats, by an update that can be told from rounding."""
 STALE = 0.05
-"""Share of the learner's movement below which a sampler has not moved."""
+"""Share of the learner's movement below which a sampler has not moved: rounding adds to a movement, it never undoes one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """Log-probabilities of one row's tokens, each given those before it."""
+
+    row: TrainingSequence
+    learner: list[float]
+    samplers: dict[str, list[float]]
+    """By name of the replica; those that can be asked."""
 
 
 @dataclass(kw_only=True)
@@ -49,80 +66,99 @@ class WeightProbe:
     transport: httpx.AsyncBaseTransport | None = None
     _silent: set[str] = field(default_factory=set)
 
-    async def check(self, rows: Mapping[str, Iterable[Sequence[TrainingSequence]]], version: int) -> Metrics:
-        """Scores a row of each policy's minibatches. EngineError, with one sentence, for a sampler that has other weights
-        than the learner."""
+    async def before(self, rows: Mapping[str, Iterable[Sequence[TrainingSequence]]]) -> dict[str, RowScores]:
+        """Scores of one row of each policy's minibatches, under the weights that are served and not yet updated."""
+        found = {
+            policy: _row(minibatches) for policy, minibatches in rows.items() if self.values[policy].get("endpoints")
+        }
+        return {policy: await self._score(policy, row) for policy, row in found.items() if row is not None}
+
+    async def after(self, before: Mapping[str, RowScores], version: int) -> Metrics:
+        """Scores the same rows under the version that was just published. EngineError, with one sentence, for a sampler that
+        does not have its weights."""
         found: Metrics = {}
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, transport=self.transport, trust_env=False) as client:
-            for policy, minibatches in rows.items():
-                value = self.values[policy]
-                row = _row(minibatches)
-                if row is None or not value.get("endpoints") or value.get("api", "generate") != "generate":
-                    continue
-                [learner] = await self.engine.logprobs([row], policy)
-                key = os.environ.get(value.get("key_env") or "", "").strip()
-                client.headers.update({"authorization": f"Bearer {key}"} if key else {})
-                gaps = [await self._gap(client, url, policy, row, learner, version) for url in value["endpoints"]]
-                if known := [gap for gap in gaps if gap is not None]:
-                    found[path_of("policy/weight_gap", policy if len(self.values) > 1 else "")] = max(known)
+        for policy, old in before.items():
+            new = await self._score(policy, old.row)
+            gaps = [self._gap(f"{policy!r} at {name}", name, old, new, version) for name in new.samplers]
+            if gaps:
+                found[path_of("policy/weight_gap", policy if len(self.values) > 1 else "")] = max(gaps)
         return found
 
-    async def _gap(
-        self,
-        client: httpx.AsyncClient,
-        url: str,
-        policy: str,
-        row: TrainingSequence,
-        learner: Sequence[float],
-        version: int,
-    ) -> float | None:
-        """The mean difference at the row's trained tokens; None where the sampler does not say."""
-        at = [place for place, trained in enumerate(row.mask[:-1]) if trained]
-        # Without its last token: samplers insist on sampling one, for which a row that fills the context has no place.
-        scored = await self._scores(client, url, policy, row.tokens[:-1])
-        if scored is None:
-            return None
-        gap = fmean(abs(scored[place] - learner[place]) for place in at)
-        moved = fmean(abs(learner[place] - row.logprobs[place]) for place in at)
-        own = fmean(abs(scored[place] - row.logprobs[place]) for place in at)
-        most, least = (pair[0] if self.exact else pair[1] for pair in (TOLERANCE, MOVED))
-        if not gap <= most or (moved >= least and own < STALE * moved):
+    def _gap(self, which: str, name: str, old: RowScores, new: RowScores, version: int) -> float:
+        """The mean difference of sampler and learner at the row's trained tokens."""
+        at = [place for place, trained in enumerate(new.row.mask[:-1]) if trained]
+
+        def mean(one: Sequence[float], other: Sequence[float]) -> float:
+            return fmean(abs(one[place] - other[place]) for place in at)
+
+        gap, moved = mean(new.samplers[name], new.learner), mean(new.learner, old.learner)
+        own = mean(new.samplers[name], old.samplers[name]) if name in old.samplers else math.inf
+        dtype = "float32" if self.exact else "bfloat16"
+        if not math.isfinite(moved):  # a learner that diverged is not the sampler's fault
+            return gap
+        if not gap <= TOLERANCES[dtype] or (moved >= MIN_MOVED and own < STALE * moved):
             raise EngineError(
-                f"the sampler of policy {policy!r} at {url} does not have the weights published as version {version}: a "
-                f"row of the last step differs from the learner's by {gap:.3g} nats per token, which the update moved by "
-                f"{moved:.3g} and the sampler by {own:.3g}; what it samples would train another model, so the run stops here"
+                f"the sampler of policy {which} does not have the weights published as version {version}: a row of the last "
+                f"step differs from the learner's by {gap:.3g} nats per token (at most {TOLERANCES[dtype]} in {dtype}); the "
+                f"update moved the learner by {moved:.3g} and the sampler by {own:.3g}; what it samples would train another "
+                "model, so the run stops here"
             )
         return gap
 
-    async def _scores(self, client: httpx.AsyncClient, url: str, policy: str, tokens: list[int]) -> list[float] | None:
-        """Log-probability of every token given those before it, 0 for the first; None, said once, where it has none."""
+    async def _score(self, policy: str, row: TrainingSequence) -> RowScores:
+        value = self.values[policy]
+        key = os.environ.get(value.get("key_env") or "", "").strip()
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        model = value.get("served_model") or policy
+        async with httpx.AsyncClient(
+            timeout=TIMEOUT_S, transport=self.transport, headers=headers, trust_env=False
+        ) as client:
+            [learner] = await self.engine.logprobs([row], policy)
+            found = await asyncio.gather(
+                *(self._of_server(client, url, model, row.tokens[:-1]) for url in value["endpoints"])
+            )
+        return RowScores(row, learner, {name: scores for one in found for name, scores in one.items()})
+
+    async def _of_server(
+        self, client: httpx.AsyncClient, url: str, model: str, tokens: list[int]
+    ) -> dict[str, list[float]]:
+        """Log-probability of every token given those before it, 0 for the first, by name of the replica; none, said once,
+        where it cannot be asked. Tokens without the row's last: samplers insist on sampling one, and contexts end."""
         body = {
-            "request_id": f"weights-{policy}",
-            "model": policy,
+            "request_id": "weights",
+            "model": model,
             "token_ids": tokens,
             "stream": False,
             "sampling_params": {"temperature": 0.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": 0},
         }
         try:
-            reply = await client.post(f"{url.rstrip('/')}/inference/v1/generate", json=body)
+            reply = await client.post(f"{url.rstrip('/')}{GENERATE}", json=body)
             reply.raise_for_status()
-            return _numbers(reply.json()["prompt_logprobs"], tokens)
+            answer = reply.json()
+            tables = answer.get("prompt_logprobs_by_server") or [answer["prompt_logprobs"]]
+            names = [url] if len(tables) == 1 else [f"{url} (server {place})" for place in range(len(tables))]
+            return {name: _numbers(table, tokens) for name, table in zip(names, tables, strict=True)}
         except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError) as error:
             if url not in self._silent:
                 self._silent.add(url)
                 self.progress.note(
                     f"the weights of the sampler at {url} are not checked: {type(error).__name__}: {error}"
                 )
-            return None
+            return {}
 
 
 def _row(minibatches: Iterable[Sequence[TrainingSequence]]) -> TrainingSequence | None:
-    """The first row that samplers and learners score alike: text alone, at temperature 1, without constraints."""
-    for row in islice(chain.from_iterable(minibatches), MAX_LOOKED):
-        plain = row.temperature == 1.0 and not row.images and not any(row.decodings)
-        if plain and any(row.mask[:-1]) and len(row.tokens) <= MAX_TOKENS:
-            return row
-    return None
+    """The shortest of the first rows that has enough trained tokens, else the one that has most. Scored as plain text at
+    temperature 1, whatever it was sampled with."""
+    rows = [
+        row
+        for row in islice(chain.from_iterable(minibatches), MAX_LOOKED)
+        if any(row.mask[:-1]) and len(row.tokens) <= MAX_TOKENS and not row.images
+    ]
+    if not rows:
+        return None
+    found = min(rows, key=lambda row: (-min(MIN_TRAINED, sum(row.mask[:-1])), len(row.tokens)))
+    return replace(found, temperature=1.0, decodings=[])
 
 
 def _numbers(table: Any, tokens: Sequence[int]) -> list[float]:

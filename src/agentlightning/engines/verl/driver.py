@@ -21,7 +21,9 @@ import signal
 import socket
 import sys
 import threading
+import uuid
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,6 +126,7 @@ async def _serve(
         end_ids=end_ids(folder),
         on_error=failed,
         sampling_key=sampling_key,
+        score=partial(score_prompt, workers.servers),
     )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
     await runner.setup()
@@ -141,6 +144,19 @@ async def _serve(
 
     ray.shutdown()
     await runner.cleanup()
+
+
+async def score_prompt(servers: Sequence[Any], ids: list[int]) -> list[list[float]]:
+    """Log-probabilities of the tokens but the first, by each rollout server."""
+    given = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
+    outputs = await asyncio.gather(
+        *(
+            server.generate.remote(request_id=uuid.uuid4().hex, prompt_ids=ids, sampling_params=dict(given))
+            for server in servers
+        )
+    )
+    # verl gives a list of alternatives for each token, and a filler for the one after the last.
+    return [[first for first, *_ in one.extra_fields["prompt_logprobs"][:-1]] for one in outputs]
 
 
 async def watch_servers(servers: Sequence[Any], hang_timeout_s: float) -> None:

@@ -9,7 +9,7 @@ the weights stopped goes on over the new ones from where it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Protocol
 
 import orjson
@@ -20,7 +20,7 @@ from agentlightning.errors import EngineError, InputError
 
 MAX_BODY = 64 << 20
 PASSED_ON = frozenset({"temperature", "top_p", "stop", "stop_token_ids", "ignore_eos"})
-READ = frozenset({*PASSED_ON, "max_tokens", "logprobs", "n"})
+READ = frozenset({*PASSED_ON, "max_tokens", "logprobs", "n", "prompt_logprobs"})
 ABORTED = ("aborted", "abort")
 
 
@@ -31,6 +31,10 @@ class Client(Protocol):
         """Samples one completion; the session's requests meet the same server."""
 
 
+Score = Callable[[list[int]], Awaitable[list[list[float]]]]
+"""Log-probabilities of a prompt's tokens but the first, by each server."""
+
+
 def create_app(
     client: Client,
     *,
@@ -38,9 +42,10 @@ def create_app(
     end_ids: Collection[int],
     on_error: Callable[[Exception], None],
     sampling_key: str = "",
+    score: Score | None = None,
 ) -> web.Application:
     """The HTTP routes, with a sampling key all but /health its holder's. on_error gets what a server raised."""
-    routes = _Routes(client, context, frozenset(end_ids), on_error)
+    routes = _Routes(client, context, frozenset(end_ids), on_error, score)
     app = web.Application(client_max_size=MAX_BODY, middlewares=asks_for(sampling_key))
     app.router.add_post("/inference/v1/generate", routes.generate)
     app.router.add_get("/v1/models", routes.models)
@@ -50,12 +55,18 @@ def create_app(
 
 class _Routes:
     def __init__(
-        self, client: Client, context: int, end_ids: frozenset[int], on_error: Callable[[Exception], None]
+        self,
+        client: Client,
+        context: int,
+        end_ids: frozenset[int],
+        on_error: Callable[[Exception], None],
+        score: Score | None,
     ) -> None:
         self._client = client
         self._context = context
         self._end_ids = end_ids
         self._on_error = on_error
+        self._score = score
 
     async def generate(self, http: web.Request) -> web.Response:
         try:
@@ -67,10 +78,14 @@ class _Routes:
             return refusal(400, error)
         try:
             answer = await self._sample(str(request.get("request_id") or ""), prompt, params, limit)
+            scores: dict[str, Any] = {}
+            if self._score is not None and request["sampling_params"].get("prompt_logprobs") is not None:
+                tables = [_prompt_table(prompt, found) for found in await self._score(prompt)]
+                scores = {"prompt_logprobs": tables[0], "prompt_logprobs_by_server": tables}
         except Exception as error:
             self._on_error(error)
             return refusal(503, EngineError(f"the rollout server failed: {type(error).__name__}"))
-        body = orjson.dumps({"request_id": request.get("request_id"), "choices": [answer]})
+        body = orjson.dumps({"request_id": request.get("request_id"), "choices": [answer], **scores})
         if request.get("stream"):
             return web.Response(body=b"data: " + body + b"\n\ndata: [DONE]\n\n", content_type="text/event-stream")
         return web.Response(body=body, content_type="application/json")
@@ -89,6 +104,8 @@ class _Routes:
                 raise InputError(f"sampling_params.{name} is not known to the verl engine")
         if given.get("n", 1) not in (1, None) or (given.get("logprobs") or 0) > 1:
             raise InputError("sampling_params.logprobs and n are served up to 1 by the verl engine")
+        if given.get("prompt_logprobs"):
+            raise InputError("sampling_params.prompt_logprobs is served as 0 by the verl engine: without alternatives")
         room = self._context - len(prompt)
         if room < 1:
             raise InputError(
@@ -130,3 +147,8 @@ class _Routes:
             "stop_reason": None,
             "weight_versions": spans,
         }
+
+
+def _prompt_table(prompt: list[int], scores: list[float]) -> list[dict[str, Any] | None]:
+    """In vLLM's form: nothing for the first token."""
+    return [None, *({str(token): {"logprob": one}} for token, one in zip(prompt[1:], scores, strict=True))]
