@@ -123,8 +123,10 @@ def call_tokens(
             f"prompt ids, {len(sampled_ids)} completion ids, {len(logprobs)} log-probabilities"
         )
     decoding = facts.get("decoding") or {}
-    if mask is not None and "forced" not in decoding and (forced := _stretches([not one for one in mask])):
-        decoding = {**decoding, "forced": forced}
+    sampled_here = facts.get("policy", "default") != "" and facts.get("delivered", True) is not False
+    # Our own facts say all that a mask does but of a call that repeats another rollout's: nothing of it is trained.
+    if mask is not None and sampled_here and ("policy" not in facts or not any(mask)):
+        decoding = {**decoding, **({"forced": forced} if (forced := _stretches([not one for one in mask])) else {})}
     return CallTokens(
         id=name,
         prompt_ids=prompt_ids,
