@@ -12,7 +12,7 @@ from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, clai
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.records import Checkpoint, Consumed, Metric, Resource
 from agentlightning.store.base import LightningStore
-from agentlightning.store.retention import KINDS, export_run
+from agentlightning.store.export import KINDS, export_run
 
 
 async def a_full_run(store: LightningStore) -> str:

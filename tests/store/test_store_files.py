@@ -11,7 +11,7 @@ from store_samples import a_call, a_run, claimed, ending
 from agentlightning.errors import NotFoundError
 from agentlightning.records import ImageSpan
 from agentlightning.store.base import LightningStore
-from agentlightning.store.retention import export_run
+from agentlightning.store.export import export_run
 
 PICTURE, OTHER = b"\x89PNG one", b"\x89PNG two"
 NAME, OTHER_NAME = sha256(PICTURE).hexdigest(), sha256(OTHER).hexdigest()

@@ -420,7 +420,7 @@ def export(
     store: Store = None,
 ) -> None:
     """Write a run to files, one per kind of record. To export its model: agl models export."""
-    from agentlightning.store.retention import export_run
+    from agentlightning.store.export import export_run
 
     with _progress(run) as on_progress:
         counts = with_store(store, lambda opened: export_run(opened, run, to, format, on_progress))

@@ -14,7 +14,6 @@ before its children.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -29,8 +28,6 @@ from agentlightning.records import Attempt, Call, Metric, Reward, Rollout, Span,
 from agentlightning.runtime.disk import make_private_folder, open_private, sync
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_calls, read_metrics, read_rollouts, read_steps
-
-log = logging.getLogger(__name__)
 
 Format = Literal["jsonl", "parquet"]
 KINDS: dict[str, type] = {
