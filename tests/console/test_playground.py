@@ -11,13 +11,15 @@ import pytest
 from browser import CHROMIUM, console, page_at, visitor
 from console_scene import ATTACK
 
+import build
 from agentlightning.console.playground import NEEDS, Playground, is_installed
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError
-from agentlightning.records import Resource
+from agentlightning.records import Finish, NewRollout, Resource, WorkerStatus
 from agentlightning.store.base import LightningStore
 from agentlightning.store.models import ModelVersion
 from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
+from agentlightning.store.templates import CandidateRecord, group_id
 
 
 async def register(store: LightningStore, folder: Path, step: int) -> None:
@@ -84,6 +86,28 @@ async def test_a_prompt_of_the_address_becomes_the_system_prompt_of_its_side(
     query = {"run": "r", "prompt_a": "p@1", "prompt_b": "p@2"}
     assert [await playground[0].prompt(query, side) for side in "ab"] == ["one", "two"]
     assert await playground[0].prompt({}, "a") == ""
+
+
+async def test_two_prompts_of_a_search_stand_with_their_paired_rewards(
+    playground: tuple[Playground, list[Any]],
+) -> None:
+    store = playground[0]._reader.store
+    candidates = [CandidateRecord(number=each, texts={"p": str(each)}, versions={"p": each + 1}) for each in (0, 1)]
+    await store.put_resources([one.resource("r") for one in candidates])
+    rewards = {0: [0.0, 0.5, 0.5], 1: [0.5, 1.0, 1.0]}
+    groups = {group_id(each, "val", task): value for each in rewards for task, value in enumerate(rewards[each])}
+    await store.enqueue([NewRollout(run_id="r", task={}, group_id=group, mode="eval") for group in groups])
+    for claim in await store.claim(WorkerStatus(id="w", run_id="r", host="h", pid=1, running=0, seen_ns=0), limit=6):
+        reward = build.reward(claim, groups[claim.rollout.group_id], f"{claim.rollout.id}-reward")
+        await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=(reward,))])
+    told = "Recorded over 3 validation tasks of both: A .83, B .33; A less B +.50 [.50, .50]"
+    assert await playground[0].paired({"run": "r", "prompt_a": "p@2", "prompt_b": "p@1"}) == told
+    for other in (
+        {"run": "r"},
+        {"run": "r", "prompt_a": "p@2", "prompt_b": "p@7"},
+        {"run": "nobody", "prompt_a": "p@2"},
+    ):
+        assert await playground[0].paired(other) == ""
 
 
 async def test_an_admin_promotes_and_a_reader_does_not(playground: tuple[Playground, list[Any]]) -> None:

@@ -102,14 +102,23 @@ class _Found:
         if self.tag is not None and self.tasks and not self.tagged:
             raise InputError(f"--tag: no task of {run_id} has the field {self.tag!r}")
         given = [reward for one in self.tasks.values() for _, reward in one.rewards if reward is not None]
-        # All alike: solved if above 0, as a run whose every rollout earns 1 is.
-        highest = max(given, default=0.0)
-        solved_at = None if min(given, default=0.0) == highest and highest <= 0 else highest
+        solved_at = solving_reward(given)
         tasks = [_rate(key, one, solved_at) for key, one in self.tasks.items()]
         tasks.sort(key=lambda one: (one.rate.value, one.title))
         tags = sorted({one.tag for one in tasks}) if self.tag is not None else []
         by_tag = [_tag(tag, [one for one in tasks if one.tag == tag]) for tag in tags]
         return TaskReport(run_id=run_id, highest=solved_at, tags=[_tag("", tasks), *by_tag], tasks=tasks)
+
+
+def solving_reward(rewards: Sequence[float]) -> float | None:
+    """The reward from which a try solved its task, of the rewards of all tries: the highest; None where nothing solved. All
+    alike, they solved if they are above 0.
+
+    >>> solving_reward([0.0, 0.5]), solving_reward([1.0, 1.0]), solving_reward([0.0])
+    (0.5, 1.0, None)
+    """
+    highest = max(rewards, default=0.0)
+    return None if min(rewards, default=0.0) == highest and highest <= 0 else highest
 
 
 def _rate(key: str, tries: _Tries, solved_at: float | None) -> TaskRate:

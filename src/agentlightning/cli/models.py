@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -301,7 +302,9 @@ def export_model(
         str,
         typer.Argument(metavar="RUN|NAME@VERSION", help="A run, for its last checkpoint; or a version: support@best."),
     ],
-    to: Annotated[Path, typer.Option("--to", help="New folder for the files.")],
+    to: Annotated[
+        str, typer.Option("--to", help="New folder for the files; or hub:OWNER/NAME, which gets a model card, too.")
+    ],
     format: Annotated[
         Literal["hf", "peft", "gguf"],
         typer.Option("--format", help="hf: for transformers and vLLM. peft: the adapter alone. gguf: for llama.cpp."),
@@ -313,24 +316,36 @@ def export_model(
     """Write trained weights as files that other programs load."""
     from agentlightning.store.scan import find_model_version
     from agentlightning.trainer.checkpoint import RunFolder, export_policy, run_config
-    from agentlightning.trainer.model_weights import export_version, version_folder
+    from agentlightning.trainer.model_weights import export_version, push_folder, version_folder
 
+    hub = to.removeprefix("hub:") if to.startswith("hub:") else None
     if "@" not in what:
+        if hub is not None:
+            raise InputError("--to hub: expected NAME@VERSION, whose record makes the model card")
         if format != "hf":
             raise InputError(f"--format {format}: expected NAME@VERSION; a run is exported as hf")
         checkpoint = trained_checkpoint(store or run_config(RunFolder(runs, what)).store.url, RunFolder(runs, what))
-        export_policy(Path(checkpoint.path), to, policy)
+        export_policy(Path(checkpoint.path), Path(to), policy)
         typer.echo(f"step {checkpoint.step}, version {checkpoint.version}: {to}")
         return
     if policy is not None:
         raise InputError("--policy: expected a run; a version belongs to one policy")
 
-    async def work(opened: LightningStore) -> tuple[ModelVersion, Path]:
-        version = await find_model_version(opened, what)
-        return version, await version_folder(version, runs)
+    async def work(opened: LightningStore) -> tuple[ModelVersion, Path, str]:
+        from agentlightning.analysis.model_card import model_card
 
-    version, folder = with_store(store, work)
-    typer.echo(f"{version.reference}: {export_version(version, folder, to, format)}")
+        version = await find_model_version(opened, what)
+        card = await model_card(opened, version, adapter=format == "peft") if hub is not None else ""
+        return version, await version_folder(version, runs), card
+
+    version, folder, card = with_store(store, work)
+    if hub is None:
+        typer.echo(f"{version.reference}: {export_version(version, folder, Path(to), format)}")
+        return
+    with TemporaryDirectory() as place:
+        export_version(version, folder, made := Path(place) / "model", format)
+        (made / "README.md").write_text(card, encoding="utf-8")
+        typer.echo(f"{version.reference}: {push_folder(made, hub)}")
 
 
 @app.command("compare")

@@ -18,6 +18,7 @@ from agentlightning.cli.options import (
     Store,
     TrustRun,
     WithConsole,
+    interval,
     one_store,
     own_config,
     print_columns,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agentlightning.config.run import Config
-    from agentlightning.trainer.check import CheckResult
+    from agentlightning.trainer.check import CheckResult, HeldOutResult
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.training import TrainResult
@@ -170,6 +171,12 @@ def evaluate(
     val: Val = None,
     reward: Reward = None,
     model: Model = None,
+    attempts: Annotated[
+        int, typer.Option("--attempts", min=1, help="Try each task so often at temperature 1: pass@k and best of k.")
+    ] = 1,
+    tag: Annotated[
+        str | None, typer.Option("--tag", help="With --attempts, also by the values of this field of the tasks.")
+    ] = None,
     settings: Settings = None,
     store: Store = None,
     runs: Runs = Path("runs"),
@@ -178,6 +185,8 @@ def evaluate(
 
     An external model (model.path = "external:NAME") runs every task once, sampled as the agent asks.
     """
+    if tag is not None and attempts == 1:
+        raise ConfigError("--tag: expected --attempts with it")
     from agentlightning.trainer.check import evaluate_model
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
     from agentlightning.trainer.policies import with_models
@@ -194,8 +203,23 @@ def evaluate(
         config = own_config(folder, settings, store)
         config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, folder).path)))
     title = f"eval {target or config.source_name}"
-    success = run_shown(title, runs, lambda own, display: evaluate_model(config, own, display, title))
-    print_json({"target": target or config.source_name, **success})
+    found = run_shown(title, runs, lambda own, display: evaluate_model(config, own, display, title, attempts))
+    several = _print_passes(found, attempts, tag) if attempts > 1 else {}
+    print_json({"target": target or config.source_name, **found.success, **several})
+
+
+def _print_passes(found: HeldOutResult, attempts: int, tag: str | None) -> dict[str, Any]:
+    """Prints pass@k and the best of k; returns them as an evaluation's JSON has them."""
+    from agentlightning.analysis.pass_at_k import pass_rows, read_tries
+
+    tries = read_tries(found.rollouts, {name: value >= 1 for name, value in found.solved.items()}, tag)
+    rows = pass_rows(tries, attempts)
+    table = [(tag or "tasks", "k", "tasks", "pass@k", "best of k")]
+    for one in rows:
+        both = interval(one.solved, ".3f"), interval(one.best, ".3f")
+        table.append((one.tag or "all", str(one.k), str(one.tasks), *both))
+    print_columns(table)
+    return {"attempts": attempts, "pass_at_k": rows}
 
 
 def train(

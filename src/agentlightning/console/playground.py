@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -19,12 +20,15 @@ from cachetools import LRUCache
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
+from agentlightning.analysis.intervals import paired_bootstrap
 from agentlightning.analysis.rollout_view import content_text
 from agentlightning.console.reader import Reader
-from agentlightning.errors import AgentLightningError, InputError, ModelError
+from agentlightning.console.render import interval, number
+from agentlightning.errors import AgentLightningError, InputError, ModelError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.models import is_reference
 from agentlightning.store.scan import find_model_version
+from agentlightning.store.templates import CandidateRecord, read_candidates, validation_rewards
 from agentlightning.trainer.model_weights import version_folder
 
 PATH = "/playground"
@@ -94,6 +98,23 @@ class Playground:
         found = await self._reader.store.resources(query.get("run", ""), name, latest=False)
         return next((str(one.value.get("template", "")) for one in found if one.version == int(version)), "")
 
+    async def paired(self, query: Mapping[str, str]) -> str:
+        """The rewards that a search recorded of the two prompts of an address, paired by task; '' where it has none."""
+        run_id, chosen = query.get("run", ""), [query.get(f"prompt_{side}", "") for side in "ab"]
+        if not run_id or not all(chosen):
+            return ""
+        try:
+            candidates = await read_candidates(self._reader.store, run_id)
+        except NotFoundError:
+            return ""
+        rewards = await validation_rewards(self._reader.store, run_id)
+        first, second = (_rewards(candidates, rewards, one) for one in chosen)
+        both = [(first[task], second[task]) for task in first if task in second]
+        if (difference := paired_bootstrap([a - b for a, b in both])) is None:
+            return ""
+        a, b = (number(statistics.fmean(side), 2) for side in zip(*both, strict=True))
+        return f"Recorded over {len(both)} validation tasks of both: A {a}, B {b}; A less B {interval(difference)}"
+
     async def answer(
         self, model: str, system: str, said: Sequence[Mapping[str, Any]], temperature: float, tokens: int
     ) -> str:
@@ -116,6 +137,15 @@ class Playground:
         version = await find_model_version(self._reader.store, model)
         moved = await self._reader.store.set_alias(version.name, alias.removeprefix("@"), version.number)
         return f"{moved.name}@{moved.alias} is version {moved.number}; before: {moved.previous or 'none'}"
+
+
+def _rewards(
+    candidates: Sequence[CandidateRecord], rewards: Mapping[int, Mapping[int, float]], prompt: str
+) -> Mapping[int, float]:
+    """Rewards by validation task of the first candidate that has a prompt version, NAME@VERSION."""
+    name, _, version = prompt.rpartition("@")
+    numbers = (one.number for one in candidates if str(one.versions.get(name)) == version)
+    return rewards.get(next((one for one in numbers if one is not None), -1), {})
 
 
 async def model_place(store: LightningStore, model: str) -> str:

@@ -58,7 +58,7 @@ def _page(playground: Playground) -> gr.Blocks:
             chosen = [query.get("a", known[0]), query.get("b", known[-1])] if known else ["", ""]
             prompts = [await playground.prompt(query, side) for side in "ab"]
             return [
-                "" if known else NO_MODEL,
+                await playground.paired(query) if known else NO_MODEL,
                 *(gr.update(choices=known, value=one or None) for one in chosen),
                 *prompts,
             ]

@@ -24,7 +24,7 @@ from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.defaults import FoundModel, find_models, with_defaults
 from agentlightning.trainer.environments import with_environment
 from agentlightning.trainer.estimate import Speed, estimate_speed
-from agentlightning.trainer.evaluate import TEMPERATURES, Kind, run_held_out, success_metrics, summarize
+from agentlightning.trainer.evaluate import TEMPERATURES, Kind, run_held_out, success_metrics, successes, summarize
 from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
@@ -160,18 +160,33 @@ def _tasks(config: Config, source: str, most: int | None = None) -> list[JSON]:
     return rows
 
 
-async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, name: str) -> dict[str, float]:
-    """Held-out success of the configured model: ``{"greedy": …, "sampled": …}``, of an external one ``{"as_asked": …}``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutResult:
+    """An evaluation of the held-out tasks."""
+
+    success: dict[str, float]
+    """``{"greedy": …, "sampled": …}``, of an external model ``{"as_asked": …}``; shares of success beside them."""
+    rollouts: list[Rollout]
+    """Those of the last kind, whose completions were sampled."""
+    solved: dict[str, float]
+    """By rollout, the success that was recorded beside its reward."""
+
+
+async def evaluate_model(
+    config: Config, folder: RunFolder, progress: Progress, name: str, attempts: int = 1
+) -> HeldOutResult:
+    """Held-out success of the configured model. attempts: tries of each task where completions are sampled."""
     config = await with_environment(config, folder, progress, ["val"])
     rows = _tasks(config, _source(config, "val"), config.eval.tasks)
     async with serve_model(config, folder, progress, name) as (collector, processes):
         success: dict[str, float] = {}
+        rollouts, solved = list[Rollout](), dict[str, float]()
         kinds: list[Kind] = list(TEMPERATURES) if config.agent_model is None else ["as_asked"]
         for kind in kinds:
             rollouts = await processes.beside(
                 run_held_out(
                     collector,
-                    rows,
+                    rows if kind == "greedy" else [row for row in rows for _ in range(attempts)],
                     step=0,
                     kind=kind,
                     max_tokens=config.model.max_tokens,
@@ -180,10 +195,11 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
                 )
             )
             success[kind] = summarize(rollouts)["reward_mean"]
-            solved = await success_metrics(processes.store, rollouts)
-            success |= {f"{kind}_success": value for value in solved.values()}
+            shares = await success_metrics(processes.store, rollouts)
+            success |= {f"{kind}_success": value for value in shares.values()}
             progress.evaluated(0, kind, success[kind])
-    return success
+        solved = await successes(processes.store, rollouts)
+    return HeldOutResult(success=success, rollouts=rollouts, solved=solved)
 
 
 async def check_agent(

@@ -67,14 +67,19 @@ async def success_metrics(store: LightningStore, rollouts: Sequence[Rollout]) ->
     """The share of finished rollouts that were solved, by the reward of the name `success` that an agent or environment
     records beside the reward; a rollout without one counts as 0, one
     that was not judged not at all. Empty where none has one."""
+    solved = await successes(store, rollouts)
+    judged = sum(rollout.judged for rollout in rollouts)
+    return {"success_mean": sum(solved.values()) / judged} if solved else {}
+
+
+async def successes(store: LightningStore, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The reward of the name `success` of each rollout that recorded one, by rollout."""
     attempts = {rollout.id: rollout.attempt for rollout in rollouts if rollout.state == "succeeded"}
-    solved = {
+    return {
         reward.rollout_id: reward.value
         for reward in await store.rewards(list(attempts))
         if reward.name == SUCCESS and reward.call_id is None and reward.attempt == attempts[reward.rollout_id]
     }
-    judged = sum(rollout.judged for rollout in rollouts)
-    return {"success_mean": sum(solved.values()) / judged} if solved else {}
 
 
 def summarize(rollouts: Sequence[Rollout]) -> Metrics:

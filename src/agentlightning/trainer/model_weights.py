@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 from functools import partial
@@ -15,8 +16,8 @@ from typing import Literal
 import orjson
 
 from agentlightning.config.run import Config
-from agentlightning.engines.folders import MANIFEST, UrlFolder, damage, new_folder
-from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.engines.folders import MANIFEST, UrlFolder, damage, first_line, new_folder
+from agentlightning.errors import ConfigError, InputError, MissingExtraError, NotFoundError, StoreError
 from agentlightning.runtime.children import inheritable
 from agentlightning.runtime.disk import file_hash, make_private_folder
 from agentlightning.store.models import ModelVersion, is_reference
@@ -98,6 +99,27 @@ def _export_gguf(version: ModelVersion, folder: Path, to: Path) -> Path:
             last = (done.stderr.strip() or done.stdout.strip() or "it wrote no file").splitlines()[-1]
             raise StoreError(f"{version.reference}: {Path(program).name} could not convert it: {last[-500:]}")
     return to / name
+
+
+def push_folder(folder: Path, name: str, endpoint: str | None = None) -> str:
+    """Uploads a folder to a model hub as OWNER/NAME; returns the address of the commit.
+
+    A repository that is not there is made, private: its owner publishes it on the hub. endpoint: of the hub, by default
+    HF_ENDPOINT or huggingface.co; its token is huggingface_hub's (HF_TOKEN, or a login). InputError for no such name,
+    StoreError where the hub refuses.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise InputError(f"--to: expected hub:OWNER/NAME, got {name!r:.200}")
+    try:
+        from huggingface_hub import HfApi
+    except ModuleNotFoundError as cause:
+        raise MissingExtraError(str(cause.name), "train") from cause
+    hub = HfApi(endpoint=endpoint or os.environ.get("HF_ENDPOINT"))
+    try:
+        hub.create_repo(name, private=True, exist_ok=True)
+        return hub.upload_folder(repo_id=name, folder_path=folder, commit_message="agl models export").commit_url
+    except Exception as cause:  # its errors of transport are those of a library that differs by version
+        raise StoreError(f"hub:{name}: {first_line(cause)}") from cause
 
 
 FETCHED = "models"

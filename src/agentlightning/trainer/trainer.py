@@ -194,7 +194,7 @@ class Trainer:
             config = with_models(config, policies_in(self._result.policy))
         title = f"eval {self._result.run_id if self._result else config.model.path}"
         with self._shown(title) as progress:
-            return run_interruptible(partial(evaluate_model, config, folder, progress, title))
+            return run_interruptible(partial(evaluate_model, config, folder, progress, title)).success
 
     def export(self, path: str | Path, policy: str | None = None) -> Path:
         """Write the model that `fit` trained last as a new transformers folder, which vLLM loads, too. policy: which
