@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import agentlightning
 from agentlightning.environments.base import EnvironmentName, EpisodeResult, open_environment, seeds
 from agentlightning.environments.checks import tool_call
 from agentlightning.environments.gymnasium import describe_grid
 from agentlightning.environments.local_model import local_models
+from agentlightning.environments.packages import environment_folder, install
 from agentlightning.environments.player import Action, UnreadableActionError, text_command
 from agentlightning.errors import ConfigError
 from agentlightning.records import JSON
@@ -205,3 +208,14 @@ def test_seeds_of_splits_and_runs_never_meet() -> None:
 def test_a_wrong_name_gets_a_sentence(name: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         open_environment(name)
+
+
+def test_an_environment_that_another_installation_made_runs_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    link = environment_folder("scienceworld") / "lib/python3.11/site-packages/agentlightning"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "gone")
+    install("scienceworld", print)
+    assert link.resolve() == Path(agentlightning.__file__).parent

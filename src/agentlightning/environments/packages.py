@@ -124,6 +124,7 @@ def interpreter(kind: str, given: str | None = None) -> str:
     installed = environment_folder(kind) / "bin" / "python"
     if not installed.exists():
         raise ConfigError(f"env {kind}: {package.module} is not installed; install it with: agl env install {kind}")
+    _link_ourselves(installed.parents[1])
     return str(installed)
 
 
@@ -144,6 +145,7 @@ def install(kind: str, note: Callable[[str], None]) -> Path:
     python, _ = _python_for(kind)
     folder = environment_folder(kind)
     if folder.exists():
+        _link_ourselves(folder)
         note(f"{kind} is installed in {folder}")
         return folder
     made = folder.with_name(f".{folder.name}-{os.getpid()}")
@@ -201,9 +203,14 @@ def _own_requirements() -> list[str]:
 
 
 def _link_ourselves(environment: Path) -> None:
+    """Another installation may have made the environment, or used it last."""
     (site,) = environment.glob("lib/python3*/site-packages")
     package = Path(__file__).resolve().parents[1]
-    (site / package.name).symlink_to(package)
+    link = site / package.name
+    if link.resolve() != package:
+        new = site / f".{package.name}-{os.getpid()}"
+        new.symlink_to(package)
+        new.replace(link)
 
 
 def _run(command: list[str]) -> None:
