@@ -338,7 +338,9 @@ class UrlFolder:
         try:
             await self._try(f"writing {name}", size, partial(self._write, file, name))
         except FileNotFoundError as cause:
-            raise StoreError(f"{self.url}: {name} cannot be written: {cause or 'there is no such place'}") from cause
+            raise StoreError(
+                f"{self.url}: {name} cannot be written: {str(cause) or 'there is no such place'}"
+            ) from cause
 
     def _place(self) -> tuple[Any, str]:
         """fsspec's file system, and the folder's path there. Made once: each has connections and credentials of its own."""

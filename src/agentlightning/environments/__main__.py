@@ -17,15 +17,17 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any, NoReturn
 
 import httpx
 import orjson
 
-from agentlightning.environments.base import EpisodeResult, Split, open_environment
+from agentlightning.environments.base import Split, close_environment, episode_result, open_environment, task_rows
 from agentlightning.environments.checks import check_openings, check_outcome, check_rows, openings, tool_call
 from agentlightning.environments.local_model import local_models
-from agentlightning.errors import AgentLightningError
+from agentlightning.errors import AgentLightningError, DataError
 from agentlightning.records import JSON
+from agentlightning.runner.failure import at_line
 from agentlightning.runtime.children import end_with_parent
 
 
@@ -35,8 +37,10 @@ def main() -> int:
     if options.play is not None:
         try:
             print(orjson.dumps(asyncio.run(_play(options))).decode())
-        except (AgentLightningError, EOFError) as cause:
-            sys.stderr.write(f"error: {cause or 'nobody answers'}\n")
+        except KeyboardInterrupt:
+            return 130
+        except Exception as cause:
+            sys.stderr.write(f"error: {_sentence(options.name, cause)}\n")
             return 2
         return 0
     end_with_parent()
@@ -44,20 +48,26 @@ def main() -> int:
         os.dup2(2, 1)  # what the environment prints is no part of the answer
         try:
             answer = asyncio.run(_tasks(options))
-        except AgentLightningError as cause:
-            answer = {"error": type(cause).__name__, "message": str(cause)}
         except Exception as cause:
-            answer = {"error": "DataError", "message": f"env {options.name}: {type(cause).__name__}: {cause}"}
+            kind = type(cause).__name__ if isinstance(cause, AgentLightningError) else "DataError"
+            answer = {"error": kind, "message": _sentence(options.name, cause)}
         out.write(orjson.dumps(answer))
     return 2 if "error" in answer else 0
+
+
+def _sentence(name: str, cause: Exception) -> str:
+    """Why it failed, with the line of the environment's own code that raised."""
+    if not isinstance(cause, AgentLightningError):
+        return f"env {name}: {type(cause).__name__}: {cause}{at_line(cause)}"
+    said = str(cause)
+    return f"env {name}: {said.removeprefix('env: ')}" if said.startswith("env: ") else said
 
 
 async def _tasks(options: argparse.Namespace) -> JSON:
     environment = open_environment(options.name)
     try:
         limits: dict[Split, int] = {"train": options.train, "val": options.val}
-        rows = {split: list(environment.tasks(split, limit, options.seed)) for split, limit in limits.items() if limit}
-        rows = orjson.loads(orjson.dumps(rows))  # as the store gives them back
+        rows = {split: task_rows(environment, split, limit, options.seed) for split, limit in limits.items() if limit}
         if options.openings:
             return {"rows": rows, "openings": await openings(environment, rows["train"])}
         warnings: list[str] = []
@@ -72,15 +82,24 @@ async def _tasks(options: argparse.Namespace) -> JSON:
             warnings += await check_outcome(environment, train[0])
         return {"rows": rows, "warnings": warnings}
     finally:
-        environment.close()
+        close_environment(environment)
 
 
 async def _play(options: argparse.Namespace) -> JSON:
     """One task, each turn on the screen; returns its outcome."""
     environment = open_environment(options.name)
     shown = 0
+    unanswered: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
     async def answer(request: JSON) -> JSON:
+        try:
+            return await reply(request)
+        except Exception as cause:
+            if not unanswered.done():
+                unanswered.set_exception(DataError("nobody answers") if isinstance(cause, EOFError) else cause)
+            return {"role": "assistant", "content": ""}
+
+    async def reply(request: JSON) -> JSON:
         nonlocal shown
         messages = request["messages"]
         for message in messages[shown:]:
@@ -92,19 +111,27 @@ async def _play(options: argparse.Namespace) -> JSON:
             return _message(request, await asyncio.to_thread(input, "      you  "))
         body = request | {"model": options.model}
         async with httpx.AsyncClient(timeout=None) as client:
-            reply = await client.post(f"{options.url.rstrip('/')}/chat/completions", json=body)
-        reply.raise_for_status()
-        message = reply.json()["choices"][0]["message"]
+            answered = await client.post(f"{options.url.rstrip('/')}/chat/completions", json=body)
+        answered.raise_for_status()
+        message = answered.json()["choices"][0]["message"]
         print(f"assistant  {message.get('content') or message.get('tool_calls')}")
         return {key: message[key] for key in ("role", "content", "tool_calls") if message.get(key) is not None}
 
     try:
-        rows = list(environment.tasks("train", options.play + 1, options.seed))
+        rows = task_rows(environment, "train", options.play + 1, options.seed)
+        if len(rows) <= options.play:
+            raise DataError(f"env: has no task {options.play}, only {len(rows)}")
         async with local_models() as model:
-            played = await environment.play(orjson.loads(orjson.dumps(rows[options.play])), model(answer))
-        return asdict(played if isinstance(played, EpisodeResult) else EpisodeResult(reward=played))
+            playing = asyncio.ensure_future(environment.play(rows[options.play], model(answer)))
+            both: set[asyncio.Future[Any]] = {playing, unanswered}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if unanswered.done():
+                playing.cancel()
+                await asyncio.wait({playing})
+                unanswered.result()
+            return asdict(episode_result(playing.result()))
     finally:
-        environment.close()
+        close_environment(environment)
 
 
 def _message(request: JSON, line: str) -> JSON:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from agentlightning.environments.base import EpisodeResult, open_environment
-from agentlightning.errors import VerifierError
+from agentlightning.environments.base import close_environment, episode_result, open_environment
 from agentlightning.records import JSON
 from agentlightning.runner.agent import LLM, emit_reward
 
@@ -14,13 +13,9 @@ class EnvironmentAgent:
 
     def __init__(self, name: str) -> None:
         self._environment = open_environment(name)
-        self._name = name
 
     async def __call__(self, task: JSON, llm: LLM) -> JSON:
-        played = await self._environment.play(task, llm)
-        outcome = played if isinstance(played, EpisodeResult) else EpisodeResult(reward=played)
-        if isinstance(outcome.reward, bool) or not isinstance(outcome.reward, int | float):
-            raise VerifierError(f"env {self._name}: expected a number as reward, got {outcome.reward!r:.200}")
+        outcome = episode_result(await self._environment.play(task, llm))
         for call_id, reward in outcome.steps:
             emit_reward(reward, name="step", call_id=call_id)
         if outcome.success is not None:
@@ -31,4 +26,4 @@ class EnvironmentAgent:
 
     def close(self) -> None:
         """Ends what the environment started."""
-        self._environment.close()
+        close_environment(self._environment)

@@ -7,16 +7,19 @@ agentlightning.environments, or ``file.py:Class?option=value``. Knows nothing of
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from inspect import signature
+from inspect import iscoroutinefunction, signature, unwrap
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import parse_qsl, quote
 
-from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError
+import orjson
+
+from agentlightning.errors import AgentLightningError, ConfigError, DataError, MissingExtraError, VerifierError
 from agentlightning.records import JSON
 from agentlightning.runtime.code_loader import installed_plugins, load_code, load_plugin
 
@@ -79,9 +82,7 @@ class Environment(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """End what it started, as its worker ends."""
-        ...
+    # close(self) -> None, if it has one, ends what it started, as its worker ends.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,43 @@ def open_environment(name: str | EnvironmentName) -> Environment:
         raise
     except Exception as cause:
         raise ConfigError(f"env {parsed}: cannot be made: {type(cause).__name__}: {cause}") from cause
+    _check_methods(made, parsed)
     return made
+
+
+def task_rows(environment: Environment, split: Split, limit: int, seed: int) -> list[JSON]:
+    """The rows of a split, as the store gives them back. DataError where they are no JSON objects."""
+    rows = environment.tasks(split, limit, seed)
+    if not isinstance(rows, Iterable):
+        raise DataError(f"env: tasks({split!r}): expected a list of dicts, got {rows!r:.100}")
+    made = list(rows)
+    if wrong := [row for row in made if not isinstance(row, dict)]:
+        raise DataError(f"env: tasks({split!r}): expected dicts, got {wrong[0]!r:.100}")
+    try:
+        return [orjson.loads(orjson.dumps(row)) for row in made]
+    except TypeError as cause:
+        raise DataError(f"env: tasks({split!r}): expected JSON: {cause}") from cause
+
+
+def episode_result(played: Any) -> EpisodeResult:
+    """The result that `play` returned. VerifierError where its reward is no finite number."""
+    result = played if isinstance(played, EpisodeResult) else EpisodeResult(reward=played)
+    if (
+        isinstance(result.reward, bool)
+        or not isinstance(result.reward, int | float)
+        or not math.isfinite(result.reward)
+    ):
+        raise VerifierError(
+            f"env: play: expected a finite number or an EpisodeResult with one, got {result.reward!r:.200}"
+        )
+    return result
+
+
+def close_environment(environment: Environment) -> None:
+    """End what an environment started."""
+    close = getattr(environment, "close", None)
+    if close is not None:
+        close()
 
 
 def seeds(split: Split, limit: int, seed: int) -> range:
@@ -159,6 +196,19 @@ def _factory(name: EnvironmentName) -> Any:
         module, _, attribute = BUILT_IN[name.kind].partition(":")
         return getattr(import_module(module), attribute)
     return load_plugin("environment", name.kind, kinds()) if name.kind else load_code(name.rest, "env")
+
+
+def _check_methods(made: Any, name: EnvironmentName) -> None:
+    for method, arguments in (("tasks", ("split", "limit", "seed")), ("play", ("task", "llm"))):
+        found, wanted = getattr(made, method, None), f"{method}({', '.join(arguments)})"
+        if not callable(found):
+            raise ConfigError(f"env {name}: has no method {wanted}")
+        try:
+            signature(found).bind(*arguments)
+        except TypeError as cause:
+            raise ConfigError(f"env {name}: expected a method {wanted}: {cause}") from None
+    if not iscoroutinefunction(unwrap(made.play)):
+        raise ConfigError(f"env {name}: expected async def play(task, llm), got a plain function")
 
 
 def _check_options(factory: Any, arguments: Sequence[str], name: EnvironmentName) -> None:

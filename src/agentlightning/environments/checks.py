@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.environments.base import UNREWARDED, Environment, EpisodeResult
+from agentlightning.environments.base import UNREWARDED, Environment, episode_result
 from agentlightning.environments.local_model import Answer, local_models
 from agentlightning.errors import DataError
 from agentlightning.records import JSON
@@ -35,7 +35,10 @@ def check_rows(train: Sequence[JSON], val: Sequence[JSON]) -> tuple[list[JSON], 
     held_out = {_content(row) for row in val} - {b"{}"}
     kept = [row for row in train if _content(row) not in held_out]
     if not kept:
-        raise DataError("env: every training task equals a held-out task; give other options, or --val")
+        raise DataError(
+            "env: every training task equals a held-out one; let tasks('val', …) give others, or give held-out tasks of "
+            "your own with --val"
+        )
     warnings = []
     if len(kept) < len(train):
         warnings.append(f"{len(train) - len(kept)} of {len(train)} training tasks equal held-out ones and are left out")
@@ -92,16 +95,13 @@ async def _opening(environment: Environment, task: JSON, model: Callable[[Answer
 
 
 async def check_outcome(environment: Environment, task: JSON) -> list[str]:
-    """Warnings about an episode with a model that always answers the same. DataError where it ends without a number."""
+    """Warnings about an episode with a model that always answers the same. VerifierError where it ends without a number."""
 
     async def answer(request: JSON) -> JSON:
         return _reply(request)
 
     async with local_models() as model, asyncio.timeout(OPEN_TIMEOUT_S):
-        played = await environment.play(task, model(answer))
-    outcome = played if isinstance(played, EpisodeResult) else EpisodeResult(reward=played)
-    if isinstance(outcome.reward, bool) or not isinstance(outcome.reward, int | float):
-        raise DataError(f"env: expected a number as reward, got {outcome.reward!r:.200}")
+        outcome = episode_result(await environment.play(task, model(answer)))
     if outcome.metrics.get(UNREWARDED):
         return ["an episode ended without any reward, which counts as 0: give --reward if that is always so"]
     if outcome.success is None:

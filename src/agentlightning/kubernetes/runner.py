@@ -310,7 +310,7 @@ class KubernetesRunner:
                 await self._cluster.delete_job(name)
         except (ClusterError, TimeoutError) as error:
             if getattr(error, "status", None) != 404:
-                log.warning("Job %s is not deleted yet: %s", name, error or "no answer")
+                log.warning("Job %s is not deleted yet: %s", name, str(error) or "no answer")
 
     def _look(self) -> None:
         for place in self._places.values():

@@ -269,5 +269,6 @@ def value_of(module: ModuleType, name: str, spec: str, what: str) -> Any:
 
 
 def callables_of(module: ModuleType) -> str:
-    public = [known for known, value in vars(module).items() if not known.startswith("_") and callable(value)]
-    return ", ".join(sorted(public)) or "no public callables"
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_") and callable(value)}
+    own = [name for name, value in public.items() if getattr(value, "__module__", None) == module.__name__]
+    return ", ".join(sorted(own or public)) or "no public callables"

@@ -22,7 +22,15 @@ from typing import Any
 import orjson
 import pytest
 
-from agentlightning.environments.base import Environment, EpisodeResult, Split, open_environment
+from agentlightning.environments.base import (
+    Environment,
+    EpisodeResult,
+    Split,
+    close_environment,
+    episode_result,
+    open_environment,
+    task_rows,
+)
 from agentlightning.environments.checks import check_openings, check_rows
 from agentlightning.environments.local_model import local_models
 from agentlightning.records import JSON
@@ -59,7 +67,7 @@ def environment(environment_name: str) -> Iterator[Environment]:
     """The environment, closed in the end."""
     made = open_environment(environment_name)
     yield made
-    made.close()
+    close_environment(made)
 
 
 def test_tasks_are_json_and_the_same_every_time(environment: Environment) -> None:
@@ -94,8 +102,7 @@ def test_episodes_at_once_equal_episodes_alone(environment: Environment, answers
 
 
 def _rows(environment: Environment, split: Split, limit: int) -> list[JSON]:
-    rows: list[JSON] = orjson.loads(orjson.dumps([*environment.tasks(split, limit, 0)]))
-    return rows
+    return task_rows(environment, split, limit, 0)
 
 
 def _played(environment: Environment, rows: Sequence[JSON], answers: Answers) -> list[EpisodeResult]:
@@ -107,7 +114,7 @@ def _played(environment: Environment, rows: Sequence[JSON], answers: Answers) ->
         async with local_models() as model:
             return [*await asyncio.gather(*(environment.play(row, model(answer)) for row in rows))]
 
-    return [one if isinstance(one, EpisodeResult) else EpisodeResult(reward=one) for one in asyncio.run(play())]
+    return [*map(episode_result, asyncio.run(play()))]
 
 
 def _comparable(outcome: EpisodeResult) -> Any:

@@ -342,7 +342,7 @@ async def record_run_status(store: LightningStore, run_id: str) -> AsyncIterator
             async with asyncio.timeout(UPDATE_TIMEOUT_S):
                 await store.update_run(run_id, state=state)
         except (AgentLightningError, TimeoutError) as untold:
-            log.warning("run %s is %s, which could not be recorded: %s", run_id, state, untold or "no answer")
+            log.warning("run %s is %s, which could not be recorded: %s", run_id, state, str(untold) or "no answer")
         raise
 
 
@@ -361,7 +361,7 @@ async def worker_token(store: LightningStore, run_id: str) -> AsyncIterator[str]
             async with asyncio.timeout(UPDATE_TIMEOUT_S):
                 await store.revoke_token(made.token.id)
         except (AgentLightningError, TimeoutError) as why:
-            log.warning("token %s of the workers could not be revoked: %s", made.token.id, why or "no answer")
+            log.warning("token %s of the workers could not be revoked: %s", made.token.id, str(why) or "no answer")
 
 
 def check_keys(config: Config) -> None:
