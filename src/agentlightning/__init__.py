@@ -122,6 +122,6 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as cause:
         extra = "train" if name in ("Trainer",) else "server"
         raise ImportError(
-            f"agentlightning.{name} needs {cause.name}; install it with: pip install 'agentlightning[{extra}]'"
+            f"agentlightning.{name} needs {cause.name}; install the extra {extra}, in a clone: pip install '.[{extra}]'"
         ) from cause
     return getattr(module, name)

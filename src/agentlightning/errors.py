@@ -132,8 +132,8 @@ class MissingExtraError(AgentLightningError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
-            f"{package} is not installed; install it with: pip install 'agentlightning[{extra}]' "
-            f"(in a clone: pip install '.[{extra}]')"
+            f"{package} is not installed; install the extra {extra}, in a clone: pip install '.[{extra}]' "
+            f"(of a wheel: pip install 'FILE.whl[{extra}]')"
         )
 
 

@@ -51,7 +51,7 @@ async def test_a_client_starts_it_and_reads_runs_metrics_rollouts_rewards_and_ca
     async with SqlLightningStore(url) as opened:
         ids = await fill(opened)
     server = mcp.StdioServerParameters(
-        command=sys.executable, args=["-m", "agentlightning", "mcp", "--store", url], cwd=tmp_path
+        command=sys.executable, args=["-m", "agentlightning", "console", "--mcp", "--store", url], cwd=tmp_path
     )
     async with mcp.Client(server, read_timeout_seconds=60) as connected:
         tools = (await connected.list_tools()).tools

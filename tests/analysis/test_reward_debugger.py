@@ -142,7 +142,7 @@ async def test_the_commands_explain_and_try(tmp_path: Path) -> None:
     assert orjson.loads(await agl("explain", first, "--json"))["rollout"]["outcome"] == "trained"
     told = await agl("what-if", "run", "--step", "1", "--credit", "last")
     assert "credit: uniform -> last" in told
-    assert "4 of 8 calls change; 50.0% turn" in told
+    assert "4 of 8 calls change; 50.0% turn" in told.splitlines()[0]
     told = await agl("what-if", "run", "--step", "1", "--credit", "discounted", "--credit-set", "gamma=0.5")
     assert "1.000 -> 0.500" in told
     assert "reward_weights: None -> {'reward': 2.0}" in await agl(

@@ -167,10 +167,12 @@ async def test_the_commands_print_them(tmp_path: Path) -> None:
         await planted(opened, "hacked", by_length=True)
 
     async def agl(*words: str) -> str:
-        done = await asyncio.to_thread(CliRunner().invoke, app, ["rewards", *words, "--store", url])
+        done = await asyncio.to_thread(
+            CliRunner().invoke, app, ["runs", "show", "hacked", "--rewards", *words, "--store", url]
+        )
         assert done.exit_code == 0, (done.output, done.exception)
         return done.output
 
-    assert "length_explains: reward is higher for longer rollouts of the same task" in await agl("report", "hacked")
-    assert orjson.loads(await agl("report", "hacked", "--json"))["hacks"]["rollouts"] == 180
-    assert (await agl("report", "hacked")).splitlines().index("") == 1 + 6
+    assert "length_explains: reward is higher for longer rollouts of the same task" in await agl()
+    assert orjson.loads(await agl("--json"))["hacks"]["rollouts"] == 180
+    assert (await agl()).splitlines().index("") == 1 + 6

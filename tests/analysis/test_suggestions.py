@@ -69,6 +69,15 @@ async def suggested(store: LightningStore, rate: float, **tables: Any) -> Sugges
     return await suggest(store, record(trainer={"learning_rate": rate}, **tables))
 
 
+async def test_a_check_is_no_earlier_run(store: LightningStore) -> None:
+    await ran(store, "trained", GOOD, 0.5)
+    await ran(store, "check", GOOD, 0.9)
+
+    found = await suggested(store, BAD)
+
+    assert ([one.run_id for one in found.best], found.comparable) == (["trained"], 1)
+
+
 async def test_settings_are_proposed_near_a_planted_good_learning_rate(store: LightningStore) -> None:
     pytest.importorskip("optuna")
     await planted(store, 14)
@@ -125,7 +134,7 @@ async def test_without_the_extra_all_that_needs_none_is_said_and_the_extra_named
     await planted(store, 14)
     found = await suggested(store, BAD)
     assert len(found.best) == 5
-    told = "optuna is not installed; install it with: pip install 'agentlightning[suggest]'"
+    told = "optuna is not installed; install the extra suggest, in a clone: pip install '.[suggest]'"
     assert (found.no_proposals or "").startswith(told)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import orjson
 import pytest
+import typer
 
 import build
+from agentlightning.cli.app import app
 from agentlightning.cli.demo import engine_table
 from agentlightning.cli.train import agent_setting
 from agentlightning.config.run import LIMITS_RESOURCE
@@ -194,6 +196,33 @@ def test_a_run_is_shown_with_its_last_numbers_by_group_and_what_they_warn_of() -
     ]
 
 
+LISTS = [
+    ("runs", "list"),
+    ("runs", "list", "--queue"),
+    ("runs", "show", "run"),
+    ("runs", "show", "run", "--drift"),
+    ("runs", "show", "run", "--tasks"),
+    ("rollouts", "list", "run"),
+    ("models", "list"),
+    ("prompts", "list", "run"),
+    ("prompts", "list", "run", "--candidates"),
+    ("tokens", "list"),
+    ("env", "list"),
+    ("train", "--list-algorithms"),
+]
+
+
+@pytest.mark.parametrize("words", LISTS, ids=" ".join)
+def test_every_list_is_json_with_json(words: tuple[str, ...]) -> None:
+    url = filled(a_run_with_numbers)
+    store = [] if words[0] in ("env", "train") else ["--store", url]
+
+    listed = agl(*words, "--json", *store)
+
+    assert listed.exit_code == 0, listed.output
+    assert isinstance(orjson.loads(listed.stdout), list | dict)
+
+
 @pytest.mark.parametrize(
     ("words", "kind", "sentence"),
     [
@@ -280,10 +309,45 @@ def test_settings_of_the_demo_make_the_table_of_its_engine() -> None:
     assert engine_table(given) == {"device": "auto", "dtype": "float32", **table}
 
 
-def test_help_lists_every_command() -> None:
+def test_help_has_four_sections_and_descriptions_fit_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     shown = agl("--help").stdout
-    for command in ("demo", "train", "check", "eval", "models", "serve", "worker", "runs", "rollouts"):
-        assert f" {command} " in shown
+    assert [line for line in shown.splitlines() if line in ("Start:", "Look:", "Use:", "Operate:")] == [
+        "Start:",
+        "Look:",
+        "Use:",
+        "Operate:",
+    ]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for words in [(), *((name,) for name, one in commands.items() if hasattr(one, "commands"))]:
+        listed = agl(*words, "--help").stdout
+        assert "..." not in listed.partition("Start:" if not words else "Commands:")[2], words
+        assert max(map(len, listed.splitlines())) <= 80
+
+
+def test_there_are_at_most_45_commands_and_completion_is_on() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    leaves = [name for one in commands.values() for name in getattr(one, "commands", {"": one})]
+    assert len(leaves) <= 45
+    assert "--install-completion" in agl("--help").stdout
+
+
+def test_check_and_eval_take_the_options_of_train() -> None:
+    shared = (
+        "--env",
+        "--agent",
+        "--tasks",
+        "--val",
+        "--reward",
+        "--model",
+        "--chat-template",
+        "--set",
+        "--store",
+        "--runs",
+    )
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name in ("train", "check", "eval"):
+        assert {*shared} <= {option for one in commands[name].params for option in one.opts}, name
 
 
 def test_every_part_of_an_algorithm_is_listed_with_its_source_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,5 +421,5 @@ def test_a_run_is_shown_with_what_bounds_it() -> None:
     assert "phases of a step:" in shown
     assert "slow_tools (up to 69%): a rollout takes 7 s, of which 6 s (86%) lie before and between" in shown
     assert orjson.loads(agl(*where, "--bottlenecks", "--json").stdout)["steps"] == 1
-    assert "--json: expected --bottlenecks or --tasks with it" in str(agl(*where, "--json").exception)
+    assert "--bottlenecks: conflicts with --tasks" in str(agl(*where, "--bottlenecks", "--tasks").exception)
     assert "--steps: expected --bottlenecks with it" in str(agl(*where, "--steps", "3").exception)

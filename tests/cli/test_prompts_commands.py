@@ -87,11 +87,11 @@ def test_a_promoted_version_is_what_new_rollouts_get(url: str) -> None:
     for text in ("one", "two", "three"):
         found(url, "add", "r", "system", "-", text=text)
     before = claimed(url, "a")
-    promoted = found(url, "promote", "r", "system@1")
+    promoted = found(url, "add", "r", "system@1")
     assert (promoted["version"], promoted["parent"]) == (4, 1)
     assert (promoted["value"]["template"], promoted["value"]["parents"]) == ("one", [1])
     assert (before.prompts, claimed(url, "b").prompts) == ({"system": 3}, {"system": 4})
-    assert prompts(url, "promote", "r", "system@4").output == "system@4 is the newest already\n"
+    assert prompts(url, "add", "r", "system@4").output == "system@4 is the newest already\n"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,7 @@ def test_a_promoted_version_is_what_new_rollouts_get(url: str) -> None:
         (["show", "r", "system@9"], None, "system@9: run r has no such version; the newest is 1"),
         (["show", "r", "system@x"], None, "system@x: expected NAME@VERSION with a number"),
         (["list", "nowhere"], None, "nowhere"),
+        (["add", "r", "system"], None, "give NAME and a FILE, or an earlier NAME@VERSION alone"),
         (["add", "r", "system", "-"], "{question} {hint}", "unknown placeholder 'hint'; expected only question"),
         (["add", "r", "system", "-"], "no placeholder", "the placeholder 'question' is lost"),
         (["add", "r", "new", "-"], "{a.b}", "template: expected a name between braces, got {a.b}"),

@@ -1,4 +1,4 @@
-"""`agl record --traces`, `agl rewards rescore` and `agl rollouts export`, as a person types them."""
+"""`agl record --traces`, `agl rewards rescore` and `agl runs export`, as a person types them."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_a_file_is_recorded_scored_again_and_written_as_rows() -> None:
     assert "note: all 3 new rewards are 0.5: they tell no rollout from another" in same
     kept = figures(agl("rewards", "rescore", run, "--with", "score.py:exact", "--write", "--name", "exact"))
     assert kept["written"] == 3
-    agl("rollouts", "export", run, "--to", "good.jsonl", "--reward", "exact", "--threshold", "1")
+    agl("runs", "export", run, "--as", "messages", "--to", "good.jsonl", "--reward", "exact", "--threshold", "1")
     [row] = map(json.loads, Path("good.jsonl").read_text().splitlines())
     assert row["messages"][-1]["content"] == "2"
-    done = agl("rollouts", "export", run, "--to", "pairs.jsonl", "--as", "preferences")
+    done = agl("runs", "export", run, "--to", "pairs.jsonl", "--as", "preferences")
     assert "1 rows" in done.stdout
     [pair] = map(json.loads, Path("pairs.jsonl").read_text().splitlines())
     assert (pair["prompt"], pair["chosen"][0]["content"]) == ([ASK], "It is 2")
@@ -64,12 +64,13 @@ def test_a_file_is_recorded_scored_again_and_written_as_rows() -> None:
         (("record", "train.toml", "--task-fields", "gold"), "--task-fields: has no effect without --traces"),
         (("rewards", "rescore", "RUN", "--with", "score.py:exact", "--name", "reward"), "--name: 'reward' is the name"),
         (("rewards", "rescore", "RUN", "--with", "score.py:none"), "there is no 'none'"),
-        (("rollouts", "export", "RUN", "--to", "rows.jsonl"), "--to: rows.jsonl exists already"),
+        (("runs", "export", "RUN", "--as", "messages", "--to", "rows.jsonl"), "--to: rows.jsonl exists already"),
         (
-            ("rollouts", "export", "RUN", "--to", "x", "--margin", "1"),
+            ("runs", "export", "RUN", "--as", "messages", "--to", "x", "--margin", "1"),
             "--margin: conflicts with --as messages",
         ),
-        (("rollouts", "export", "RUN", "--to", "no/where.jsonl"), "--to: there is no folder no"),
+        (("runs", "export", "RUN", "--as", "messages", "--to", "no/where.jsonl"), "--to: there is no folder no"),
+        (("runs", "export", "RUN", "--to", "x", "--threshold", "1"), "--threshold: conflicts with --as records"),
     ],
 )
 def test_what_would_be_ignored_or_is_wrong_is_an_error(words: tuple[str, ...], sentence: str) -> None:
@@ -91,14 +92,14 @@ def test_a_function_that_scores_nothing_is_an_error_after_its_reason_is_told() -
 
 def test_rows_by_a_reward_that_no_rollout_has_are_an_error() -> None:
     run = recorded()
-    unknown = agl("rollouts", "export", run, "--to", "x.jsonl", "--reward", "exact").exception
+    unknown = agl("runs", "export", run, "--as", "messages", "--to", "x.jsonl", "--reward", "exact").exception
     assert isinstance(unknown, NotFoundError)
     assert "no training rollout has a final reward named 'exact'" in str(unknown)
     assert not Path("x.jsonl").exists()
 
 
 def test_traces_that_were_exported_come_back_with_their_tasks_and_rewards() -> None:
-    assert agl("rollouts", "export", recorded(), "--as", "traces", "--to", "out.jsonl").exception is None
+    assert agl("runs", "export", recorded(), "--as", "traces", "--to", "out.jsonl").exception is None
     back = figures(agl("record", "--traces", "out.jsonl"))
     assert (back["rollouts"], back["rewarded"]) == (3, 3)
     told = figures(agl("rewards", "rescore", str(back["run_id"]), "--with", "score.py:exact"))
@@ -146,7 +147,7 @@ def test_a_rollout_is_shown_with_its_agents_and_with_what_spans_tell() -> None:
 
 
 def test_a_word_that_is_none_of_an_options_own_is_refused_with_these() -> None:
-    refused = agl("rollouts", "export", "RUN", "--to", "x", "--as", "csv")
+    refused = agl("runs", "export", "RUN", "--to", "x", "--as", "csv")
     assert refused.exit_code == 2
     assert all(word in refused.output for word in ("'csv'", "'messages'", "'preferences'"))
 

@@ -96,6 +96,18 @@ class Visitor:
             self.page.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
 
 
+def first_screen(folder: Path) -> None:
+    """The README's picture: the curve of a run next to the tokens of one of its calls, cut from the pictures in `folder`."""
+    from PIL import Image
+
+    run = Image.open(folder / "console-run.png").convert("RGB").crop((248, 105, 1260, 654)).resize((793, 430))
+    replay = Image.open(folder / "console-replay.png").convert("RGB").crop((752, 176, 1258, 606))
+    both = Image.new("RGB", (run.width + replay.width, 430))
+    both.paste(run, (0, 0))
+    both.paste(replay, (run.width, 0))
+    both.save(folder / "first-screen.png", optimize=True)
+
+
 @contextmanager
 def visitor(scheme: str = "light", width: int = 1280, **options: Any) -> Iterator[Visitor]:
     """A new browser of a person who prefers a scheme of colours, on a screen of this width in CSS pixels."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
-from browser import AXE, CHROMIUM, console, page_at, visitor
+from browser import AXE, CHROMIUM, PICTURES, console, first_screen, page_at, visitor
 from console_scene import ATTACKS, GROUP, STEPS
 from markupsafe import escape
 from rewards_scene import RUN
@@ -280,6 +280,8 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
             visit.page.wait_for_selector("text=As the step recorded it")
             visit.picture("console-rewards")
             assert visit.elsewhere() == []
+        if PICTURES:
+            first_screen(Path(PICTURES))
         process.send_signal(signal.SIGINT)
         process.communicate()
         done = subprocess.run(["curl", "--silent", "--max-time", "5", address], capture_output=True)

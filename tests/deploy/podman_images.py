@@ -63,7 +63,7 @@ class Podman:
         pip = sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"
         _run(*pip, "wheel", "--no-deps", "--wheel-dir", str(self._folder / "wheels"), str(REPOSITORY))
         (wheel,) = (self._folder / "wheels").iterdir()
-        asked = [name.replace("agentlightning", str(wheel)) for name in names]
+        asked = [name.replace("agentlightning-gateway", str(wheel)) for name in names]
         versions = "--constraint", str(REPOSITORY / "requirements.lock")
         _run(*pip, "download", "--dest", str(self._packages), *versions, *asked)
         return wheel

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shlex
-from importlib.metadata import metadata
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from agentlightning.deploy.project import find_dependencies, read_project
 from agentlightning.deploy.render import TARGETS, _words, render, write_files
 from agentlightning.errors import ConfigError
 
+CHECKOUT = Path(__file__).parents[2]
 EVERY = [
     (name, target) for target in TARGETS for name in (CONFIGS if target in ("compose", "kubernetes") else ["local"])
 ]
@@ -169,6 +170,22 @@ def test_targets_share_a_folder_and_nothing_of_others_is_written_over(config_fil
     assert (folder / "start.sh").stat().st_mode & 0o111
 
 
+def test_the_commands_that_are_printed_stand_as_they_are(config_file: Path) -> None:
+    folder = config_file.parent / "deploy"
+    done = CliRunner().invoke(app, ["deploy", "docker", str(config_file), "--to", str(folder)])
+    printed = [shlex.split(line) for line in done.stdout.split("next:\n")[1].splitlines()]
+    assert printed[0] == ["cd", str(config_file.parent)]
+    assert printed[1] == ["pip", "wheel", "--no-deps", "--wheel-dir", "deploy/wheels", str(CHECKOUT)]
+    for words in printed[2:]:
+        dockerfile = config_file.parent / words[words.index("--file") + 1]
+        wheels = re.findall(
+            r"^COPY (deploy/wheels)/agentlightning_gateway-0\.1\.0", dockerfile.read_text(), re.MULTILINE
+        )
+        assert wheels == ["deploy/wheels"], dockerfile
+    compose = CliRunner().invoke(app, ["deploy", "compose", str(config_file), "--to", str(folder)])
+    assert compose.stdout.splitlines()[-1] == "  deploy/start.sh"
+
+
 def test_a_folder_outside_of_the_project_is_refused(config_file: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["deploy", "docker", str(config_file), "--to", str(tmp_path / "out")])
     assert isinstance(done.exception, ConfigError)
@@ -185,10 +202,10 @@ def test_the_agents_image_leaves_out_the_tasks_and_the_others_do_not(tmp_path: P
 @pytest.mark.parametrize("config", CONFIGS.values())
 def test_images_install_extras_that_there_are(tmp_path: Path, config: str) -> None:
     files = rendered(tmp_path, config, "docker")
-    ours = set(metadata("agentlightning").get_all("Provides-Extra") or ())
+    ours = set(tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     for image in ("server", "trainer"):
         (wheel,) = re.findall(r'--python \S+ "(/wheels/.*)"', files[f"{image}.Dockerfile"])
-        asked = re.fullmatch(r"/wheels/agentlightning-\S+\.whl\[([\w,]+)\]", wheel)
+        asked = re.fullmatch(r"/wheels/agentlightning_gateway-\S+\.whl\[([\w,]+)\]", wheel)
         assert asked, wheel
         assert set(asked[1].split(",")) <= ours
 

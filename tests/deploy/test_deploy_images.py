@@ -36,7 +36,7 @@ def project(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with the files of `agl deploy docker`, and the wheel where they look for it."""
     config = make_project(tmp_path_factory.mktemp("project") / "bot")
     write_files(config.parent / "deploy", render(read_project(config), "compose", "deploy"))
-    wheel = podman.get_packages("agentlightning[server,postgres,console]", "httpx", f"uv=={UV_VERSION}")
+    wheel = podman.get_packages("agentlightning-gateway[server,postgres,console]", "httpx", f"uv=={UV_VERSION}")
     wheels = config.parent / "deploy" / "wheels"
     wheels.mkdir()
     (wheels / wheel.name).write_bytes(wheel.read_bytes())

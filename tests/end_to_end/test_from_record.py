@@ -171,7 +171,7 @@ def test_distillation_from_a_model_whose_text_alone_is_known(model: Path, tmp_pa
 def test_text_from_a_file_teaches_as_the_record_does(house: House, model: Path, tmp_path: Path) -> None:
     """What the agent did leaves as conversations with rewards, comes back as traces of anybody's, and is learned from."""
     file = tmp_path / "rows.jsonl"
-    house.agl("rollouts", "export", house.run_id, "--to", str(file))
+    house.agl("runs", "export", house.run_id, "--as", "messages", "--to", str(file))
     recorded = json.loads(house.agl("record", "--traces", str(file)).splitlines()[-1])
     assert (recorded["rollouts"], recorded["rewarded"]) == (960, 960)
     settings = ("trainer.steps=30", "trainer.learning_rate=1e-3", f"model.path={model}", "agent.run=agent.py:solve")

@@ -43,5 +43,5 @@ def test_the_example_proves_its_better_prompt_and_promotes_it(folder: Folder) ->
     assert tested["differences"][0]["p_value"] < 0.05
     before, after = (one["messages"][0]["content"] for one in tested["tasks"][0]["transcripts"])
     assert (before, after) == ("answer in small letters", CAPITAL)
-    promoted = said(folder.run("prompts", "promote", run, "system@1", "--json"))
+    promoted = said(folder.run("prompts", "add", run, "system@1", "--json"))
     assert (promoted["version"], promoted["value"]["template"]) == (3, "answer in small letters")

@@ -215,7 +215,7 @@ def test_no_torch_is_imported_where_it_is_needed(tokenizer_file: Path, tmp_path:
 
 def test_its_absence_is_an_error_that_names_the_extra(tokenizer_file: Path, tmp_path: Path) -> None:
     said = load(folder_of(TOY_THINKING, tokenizer_file, tmp_path), before="; sys.modules['renderers'] = None")
-    assert "renderers is not installed; install it with: pip install 'agentlightning[server]'" in said
+    assert "renderers is not installed; install the extra server, in a clone: pip install '.[server]'" in said
 
 
 def folder_of(template: str, tokenizer_file: Path, folder: Path) -> Path:

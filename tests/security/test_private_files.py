@@ -197,7 +197,7 @@ def test_agents_of_a_run_find_no_secret_and_what_it_writes_is_its_users_alone(ki
 
     agl("models", "export", run.parent.name, "--to", "model", cwd=tmp_path)
     agl("runs", "export", run.parent.name, "--to", "records", cwd=tmp_path)
-    agl("rollouts", "export", run.parent.name, "--to", "rows.jsonl", cwd=tmp_path)
+    agl("runs", "export", run.parent.name, "--as", "messages", "--to", "rows.jsonl", cwd=tmp_path)
     agl("store", "backup", "backup", cwd=tmp_path)
     made = [tmp_path / name for name in ("model", "records", "rows.jsonl", "backup")]
     assert [mode(path) for path in made] == [0o700, 0o700, 0o600, 0o600]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -31,11 +31,14 @@ async def test_work_that_raises_leaves_its_run_as_failed_unless_another_trainer_
     assert run.state == state
 
 
-async def test_work_that_is_cancelled_leaves_its_run_as_interrupted(store: InMemoryLightningStore) -> None:
+@pytest.mark.parametrize("state", ["interrupted", "finished"])
+async def test_work_that_is_cancelled_leaves_its_run_as_said(
+    store: InMemoryLightningStore, state: Literal["interrupted", "finished"]
+) -> None:
     started = asyncio.Event()
 
     async def work() -> None:
-        async with record_run_status(store, "run"):
+        async with record_run_status(store, "run", cancelled=state):
             started.set()
             await asyncio.Event().wait()
 
@@ -45,7 +48,7 @@ async def test_work_that_is_cancelled_leaves_its_run_as_interrupted(store: InMem
     with pytest.raises(asyncio.CancelledError):
         await task
     [run] = await store.runs(ids=["run"])
-    assert run.state == "interrupted"
+    assert run.state == state
 
 
 async def test_a_store_that_is_gone_does_not_hide_why_the_work_ended() -> None:

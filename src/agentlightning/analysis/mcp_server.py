@@ -1,6 +1,6 @@
 """MCP server: lets an assistant read runs, metrics, rollouts, rewards and calls of a store, and change nothing. ``agl
-mcp`` drives it over standard input and output. Every tool reads through the store's methods and answers with a bounded
-text of JSON; what is longer is named with how to ask for it."""
+console --mcp`` drives it over standard input and output. Every tool reads through the store's methods and answers with
+a bounded text of JSON; what is longer is named with how to ask for it."""
 
 from __future__ import annotations
 

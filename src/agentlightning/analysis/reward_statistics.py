@@ -1,6 +1,6 @@
 """Reward statistics of a stored run: distributions, and signs that its policy earns the reward otherwise than was
-meant. A sign is no proof: each comes with its numbers and what to look at. ``agl rewards report`` and the console's
-page drive it. Rollouts are read a step at a time, a bounded number of each."""
+meant. A sign is no proof: each comes with its numbers and what to look at. ``agl runs show --rewards`` and the
+console's page drive it. Rollouts are read a step at a time, a bounded number of each."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import orjson
 from rich.console import Console
 from rich.text import Text
@@ -34,8 +36,10 @@ def print_rollout(
     if warning := replay_warning(rollout, calls):
         console.print(warning, soft_wrap=True, style="yellow")
     beside = {name: kind for own in by_attempt(calls).values() for name, kind in side_calls(own).items()}
-    for number, call in enumerate(calls, 1):
+    for number, call, more in [(n, call, 0) for n, call in enumerate(calls, 1)] if tokens else _folded(calls):
         print_call(console, number, call, tokens, beside.get(call.id, ""))
+        if more:
+            console.print(f"── calls {number + 1} to {number + more}: the same messages again", style="dim")
     console.print("──", style="dim")
     for reward in rewards:
         where = f" on call {reward.call_id}" if reward.call_id else ""
@@ -50,6 +54,22 @@ def print_rollout(
         for title, text in (("error", attempt.error), ("output", attempt.output)):
             if text and not (title == "output" and attempt.error and text.strip() in attempt.error):
                 console.print(f"  {title}: {text.strip()}", soft_wrap=True, style="yellow")
+
+
+def _place(row: tuple[int, Call]) -> tuple[object, ...]:
+    """Equal for calls that a loop without an end makes; a fork or another policy is shown."""
+    call = row[1]
+    return call.agent, call.policy, call.fork_cause, call.messages
+
+
+def _folded(calls: list[Call]) -> list[tuple[int, Call, int]]:
+    """(number, call, how many after it are folded): of calls in a row with equal messages, the first and the last."""
+    rows = [[*found] for _, found in groupby(enumerate(calls, 1), _place)]
+    shown = []
+    for row in rows:
+        shown.append((*row[0], max(0, len(row) - 2)))
+        shown += [(*row[-1], 0)] if len(row) > 1 else []
+    return shown
 
 
 def print_feedback(console: Console, feedback: str) -> None:

@@ -31,6 +31,7 @@ from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.records import JSON, Run, RunState
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.monitor.health_checks import active_alarms
+from agentlightning.trainer.serving import is_training
 
 if TYPE_CHECKING:
     import optuna
@@ -112,7 +113,7 @@ async def suggest(store: LightningStore, record: JSON) -> Suggestions:
 def suggest_among(record: JSON, runs: Sequence[Run]) -> Suggestions:
     """The same among these runs, newest first: seconds of work if there are hundreds."""
     own = flat_settings(record)
-    pairs = [(run, flat_settings(run.config)) for run in runs]
+    pairs = [(run, flat_settings(run.config)) for run in runs if is_training(run)]
     pairs = [(run, settings) for run, settings in pairs if _comparable(own, settings)]
     runs, settings = [run for run, _ in pairs], [settings for _, settings in pairs]
     tried = [

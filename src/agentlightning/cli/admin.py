@@ -1,4 +1,4 @@
-"""``agl tokens``, ``agl store`` and ``agl mcp``: who may use a store, its backup, and a store for assistants to read."""
+"""``agl tokens`` and ``agl store``: who may use a store, and its backup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from agentlightning.cli.options import (
     Json,
     Server,
     Store,
-    TrustRun,
     one_store,
     print_columns,
     print_json,
@@ -116,7 +115,7 @@ def revoke_token(
     store: Store = None,
     server: Server = None,
 ) -> None:
-    """End a token: its server refuses it from the next request on, others within seconds."""
+    """End a token: servers refuse it within seconds."""
     revoked = with_store(one_store(store, server), lambda opened: opened.revoke_token(token))
     typer.echo(f"token {revoked.id} ({revoked.name}) is revoked since {time_text(revoked.revoked_ns)} UTC")
 
@@ -131,9 +130,10 @@ def backup(
     to: Annotated[Path, typer.Argument(metavar="FILE", help="The new file.")],
     store: Store = None,
 ) -> None:
-    """Write the store to a new file while it is in use, by its database's own tool.
+    """Write the store to a new file while it is in use.
 
-    PostgreSQL needs pg_dump, Redis redis-cli. The file holds secrets of the store: keep it as you keep those.
+    Its database's own tool does it: PostgreSQL needs pg_dump, Redis redis-cli. The file holds secrets of the store: keep it
+    as you keep those.
     """
     from agentlightning.store.backup import backup_store
     from agentlightning.store.open import require_file, store_url
@@ -142,10 +142,3 @@ def backup(
     require_file(url)
     backup_store(url, to)
     typer.echo(f"{to}: the store as it was at one moment; copy the folder of its runs, too")
-
-
-def mcp(store: Store = None, server: Server = None, trust_run: TrustRun = False) -> None:
-    """Serve the store to an assistant over MCP on standard input and output; it can read, and change nothing."""
-    from agentlightning.analysis.mcp_server import mcp_server
-
-    with_store(one_store(store, server), lambda opened: mcp_server(opened, trust_run).run_stdio_async())

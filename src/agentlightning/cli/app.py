@@ -23,6 +23,7 @@ from agentlightning.cli import (
     demo,
     deploy,
     env,
+    init,
     models,
     prompts,
     record,
@@ -42,24 +43,33 @@ EXIT_INTERRUPTED = 130
 
 GROUPS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "First hour": {
+        "Start": {
             "demo": demo.demo,
+            "init": init.init,
             "check": train.check,
             "train": train.train,
             "eval": train.evaluate,
-            "console": console.console,
         },
-        "Data": {
-            "record": record.record,
+        "Look": {
+            "console": console.console,
             "runs": runs.app,
             "rollouts": rollouts.app,
             "rewards": rewards.app,
-            "env": env.app,
         },
-        "Prompts": {"optimize": prompts.optimize, "prompts": prompts.app},
-        "Models": {"models": models.app, "serve": serve.serve},
-        "Machines": {"worker": worker.worker, "deploy": deploy.deploy},
-        "Administration": {"store": admin.store_app, "tokens": admin.tokens, "mcp": admin.mcp},
+        "Use": {
+            "models": models.app,
+            "serve": serve.serve,
+            "env": env.app,
+            "optimize": prompts.optimize,
+            "prompts": prompts.app,
+            "record": record.record,
+        },
+        "Operate": {
+            "worker": worker.worker,
+            "deploy": deploy.deploy,
+            "store": admin.store_app,
+            "tokens": admin.tokens,
+        },
     }
 )
 """Sections of ``agl --help``, and their commands: a function, or a group of several."""

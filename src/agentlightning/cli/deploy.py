@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+import agentlightning
 from agentlightning.errors import ConfigError
-
-NEXT = {
-    "docker": "docker build --file {to}/agent.Dockerfile . (each file's first lines say how)",
-    "compose": "{to}/start.sh",
-    "kubernetes": "{to}/kubernetes/README.md",
-    "aws": "{to}/aws/README.md",
-    "azure": "{to}/azure/README.md",
-    "gcp": "{to}/gcp/README.md",
-}
 
 
 def deploy(
@@ -28,9 +21,10 @@ def deploy(
     to: Annotated[Path, typer.Option("--to", help="Folder for the files, inside the project's folder.")],
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there and differ.")] = False,
 ) -> None:
-    """Write files that deploy a run: server, trainer and workers, with the agent's code and packages.
+    """Write files that deploy a run, and print the next commands.
 
-    Starts nothing and asks nobody. The files are yours: each choice is explained in them. They hold no secret.
+    Server, trainer and workers get images, with the agent's code and packages. Starts nothing and asks nobody. The files are
+    yours: each choice is explained in them. They hold no secret.
     """
     from agentlightning.deploy.project import image_path, read_project
     from agentlightning.deploy.render import render, write_files
@@ -39,8 +33,25 @@ def deploy(
     folder = to.resolve()
     if not folder.is_relative_to(project.root) or folder == project.root:
         raise ConfigError(f"--to: expected a folder inside {project.root}, which images are built from, got {to}")
-    files = render(project, target, image_path("--to", folder.relative_to(project.root)))
+    where = image_path("--to", folder.relative_to(project.root))
+    files = render(project, target, where)
     changed = write_files(folder, files, force=force)
     for note in project.notes:
         typer.echo(f"note: {note}", err=True)
-    typer.echo(f"{len(files)} files in {to}, {len(changed)} of them new or changed; next: {NEXT[target].format(to=to)}")
+    typer.echo(f"{len(files)} files in {to}, {len(changed)} of them new or changed; next:")
+    commands = [] if project.root == Path.cwd() else [f"cd {shlex.quote(str(project.root))}"]
+    if target in ("docker", "compose"):
+        commands.append(f"pip wheel --no-deps --wheel-dir {where}/wheels {_checkout()}")
+    if target == "docker":
+        images = [name.removesuffix(".Dockerfile") for name in files if name.endswith(".Dockerfile")]
+        commands += [f"docker build --file {where}/{one}.Dockerfile --tag {project.name}-{one} ." for one in images]
+    else:
+        commands.append(f"{where}/start.sh" if target == "compose" else f"less {where}/{target}/README.md")
+    for command in commands:
+        typer.echo(f"  {command}")
+
+
+def _checkout() -> str:
+    """The checkout that this package runs from, of which images get a wheel: no index has it."""
+    checkout = Path(agentlightning.__file__).parents[2]
+    return shlex.quote(str(checkout)) if (checkout / "pyproject.toml").is_file() else "PATH-OF-THE-CHECKOUT"

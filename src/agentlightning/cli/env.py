@@ -19,7 +19,7 @@ SHOWN = 3
 
 @app.command("list")
 def list_kinds(json: Json = False) -> None:
-    """List the kinds of environments, an example of each, and where each is installed."""
+    """List the kinds of environments, and where each is installed."""
     from agentlightning.environments.packages import kind_rows
 
     rows = kind_rows()
@@ -31,7 +31,7 @@ def list_kinds(json: Json = False) -> None:
 
 @app.command("install")
 def install(kind: Annotated[str, typer.Argument(metavar="KIND", help="One of agl env list.")]) -> None:
-    """Install the package of a kind, in the version that is tested, into a virtual environment of its own."""
+    """Install the package of a kind into an environment of its own."""
     from agentlightning.environments.packages import install as install_package
 
     say(str(install_package(kind, say)))
@@ -54,7 +54,10 @@ def check(
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Check that tasks are what they say: held-out ones no training tasks, the same each time, ended by a number."""
+    """Check that tasks are what they say.
+
+    Held-out ones are no training tasks, they are the same each time, and a number ends them.
+    """
     made = _made(name, ["--train", str(limit), "--val", str(limit), "--seed", str(seed), "--episode"])
     if json:
         counts = {split: len(rows) for split, rows in made["rows"].items()}

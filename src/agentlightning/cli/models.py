@@ -50,7 +50,7 @@ Model = Annotated[
 ]
 
 app = typer.Typer(
-    help="List, show, compare, promote, roll back and export versions of trained models.",
+    help="Versions of trained models, and the aliases that are served.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -84,7 +84,7 @@ def list_models(
 
 @app.command("show")
 def show_model(reference: Reference, as_json: Json = False, store: Store = None) -> None:
-    """Show a version: its run, what it was made of, its metrics with intervals, and where its weights are."""
+    """Show a version: its run, its metrics, and where its weights are."""
     from agentlightning.store.scan import find_model_version
 
     async def work(opened: LightningStore) -> tuple[ModelVersion, list[str], JSON]:
@@ -124,7 +124,9 @@ def promote_model(
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Move an alias to a version: whoever serves the alias gives new sessions the version.
+    """Move an alias to a version, at once or as a canary.
+
+    Whoever serves the alias gives new sessions the version.
 
     With --share the alias stays, and the serving run gives the version that share of new sessions until it is promoted or
     rolled back; agl serve rolls it back once its rewards or failures are shown to be worse.
@@ -146,7 +148,10 @@ def roll_back_model(
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Take a canary of the model out of service; without one move the alias back to the version that it named before."""
+    """End a canary, or move the alias back.
+
+    Without a canary of the model the alias names the version again that it named before.
+    """
     from agentlightning.store.models import parse_reference
 
     parsed = parse_reference(name if "@" in name else f"{name}@production", "NAME[@ALIAS]")
@@ -280,7 +285,7 @@ def import_weights(
         typer.Option("--seed", help="Of FILE.jsonl: the weights and the order of conversations.", show_default="0"),
     ] = None,
 ) -> None:
-    """Make a model folder to train from, with its licence, source and hash recorded."""
+    """Make a model folder to train from, and record its licence."""
     from agentlightning.engines.import_model import import_model
 
     name = Path(source.removeprefix("hub:")).name.removesuffix(".gguf").removesuffix(".jsonl")
@@ -369,7 +374,7 @@ def compare(
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Run an agent with two models on the same held-out tasks, and print what the second does better or worse.
+    """Run an agent with two models on the same held-out tasks.
 
     Both models are served at the same time. The agent is that of --config, else of the run that the first model named has.
     """

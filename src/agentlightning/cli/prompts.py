@@ -45,7 +45,7 @@ Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="A versio
 Format = Literal["fstring", "jinja", "messages"]
 
 app = typer.Typer(
-    help="List, show, compare, add, test and promote prompt templates of a run.",
+    help="List, show, add and test versions of a run's prompt templates.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -132,46 +132,48 @@ def show_template(
 @app.command("add")
 def add_template(
     run: RunId,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the template.")],
+    name: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="Name of the template; or an earlier version.")],
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The text, or JSON for messages; - reads standard input.")
-    ],
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="The text, or JSON for messages; - reads standard input."),
+    ] = None,
     format: Annotated[Format, typer.Option("--format", help="Language of the template.")] = "fstring",
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Add the next version, which new rollouts get. It must have the placeholders of the one before."""
+    """Add a version of a template, which new rollouts get.
+
+    It comes from a file or from an earlier version. It must have the placeholders of the one before. Rollouts that have
+    begun keep theirs.
+    """
+    from agentlightning.store.templates import add_version, find_version, promote_version
+
+    async def work(opened: LightningStore) -> tuple[Resource, str]:
+        if file is not None:
+            stored = await add_version(opened, run, name, _read_template(file, format))
+            return stored, f"new rollouts of {run} get it"
+        chosen = await find_version(opened, run, name)
+        stored = await promote_version(opened, chosen)
+        newest = chosen.version == stored.version
+        return stored, "is the newest already" if newest else f"is {name}: new rollouts of {run} get it"
+
+    if (file is None) != ("@" in name):
+        raise ConfigError("agl prompts add: give NAME and a FILE, or an earlier NAME@VERSION alone")
+    stored, note = with_store(store, work)
+    print_json(stored) if as_json else typer.echo(f"{stored.name}@{stored.version}{':' if file else ''} {note}")
+
+
+def _read_template(file: Path, format: Format) -> Template:
     import json
 
     from agentlightning.prompts.templates import Template
-    from agentlightning.store.templates import add_version
 
     try:
         text = sys.stdin.read().removeprefix("\ufeff") if str(file) == "-" else file.read_text(encoding="utf-8-sig")
         given: Any = json.loads(text) if format == "messages" else text
     except (OSError, ValueError) as cause:
         raise InputError(f"{file}: cannot be read: {cause}") from cause
-    template = Template.of(given, format, "agl prompts add")
-    stored = with_store(store, lambda opened: add_version(opened, run, name, template))
-    print_json(stored) if as_json else typer.echo(f"{stored.name}@{stored.version}: new rollouts of {run} get it")
-
-
-@app.command("promote")
-def promote_template(run: RunId, version: Reference, as_json: Json = False, store: Store = None) -> None:
-    """Make a version the newest, which new rollouts get; rollouts that have begun keep theirs."""
-    from agentlightning.store.templates import find_version, promote_version
-
-    async def work(opened: LightningStore) -> tuple[Resource, Resource]:
-        chosen = await find_version(opened, run, version)
-        return chosen, await promote_version(opened, chosen)
-
-    chosen, newest = with_store(store, work)
-    if as_json:
-        print_json(newest)
-    elif chosen.version == newest.version:
-        typer.echo(f"{newest.name}@{newest.version} is the newest already")
-    else:
-        typer.echo(f"{newest.name}@{newest.version} is {chosen.name}@{chosen.version}: new rollouts of {run} get it")
+    return Template.of(given, format, "agl prompts add")
 
 
 @app.command("test")
@@ -190,7 +192,10 @@ def compare_templates(
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Run versions of a template side by side on the same tasks, with the run's agent and its last model."""
+    """Run versions of a template on the same tasks.
+
+    The agent is the run's, and so is the model, by its last checkpoint.
+    """
     from agentlightning.analysis.version_comparison import ComparisonRule, compare_prompts
     from agentlightning.store.templates import find_version
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
@@ -220,7 +225,7 @@ def compare_templates(
     print_comparison(tested)
     best = max(tested.figures, key=lambda one: one.reward_mean)
     say(f"rollouts: agl rollouts list {tested.runs[best.version]}")
-    say(f"promote one: agl prompts promote {run} {best.version}")
+    say(f"make it the newest: agl prompts add {run} {best.version}")
 
 
 def print_comparison(compared: PairedComparison) -> None:

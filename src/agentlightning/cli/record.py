@@ -45,7 +45,10 @@ def record(
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Run the agent on its training tasks and store the rollouts, for offline training by `agl train --from-run`."""
+    """Record rollouts, or import traces, for offline training.
+
+    Runs the agent on its training tasks and stores the rollouts, for `agl train --from-run`.
+    """
     if (config is None) == (not traces):
         raise ConfigError("record: give either a configuration, whose agent is run, or --traces FILE")
     of_traces = {"--name": name, "--task-fields": task_fields}

@@ -40,7 +40,7 @@ SHOWN = 10
 SHOWN_CALLS = 20
 """Calls that a table shows; --json has all."""
 SPREAD_STEPS = 6
-"""Steps over a run whose distributions are shown where none is named."""
+"""Steps over a run whose distributions are shown."""
 THREADS = 8
 OWN = "reward"
 EVERY_S = 5.0
@@ -49,7 +49,7 @@ EVERY_S = 5.0
 Policy = Annotated[str | None, typer.Option("--policy", help="Alias of the policy; the first one by default.")]
 
 app = typer.Typer(
-    help="Debug the rewards of stored rollouts: their calculation, distribution and hacks, and what other rules would give.",
+    help="Explain and recalculate the rewards of stored rollouts.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -63,7 +63,7 @@ def explain(
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Explain a rollout's reward, and the credit and advantage of its calls, step by step."""
+    """Explain a rollout's reward, credit and advantages."""
     from agentlightning.analysis.reward_debugger import explain_rollout
 
     found = with_store(store, lambda opened: explain_rollout(opened, rollout, policy, trust_run))
@@ -97,7 +97,7 @@ def what_if(
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Show what another credit rule, advantage or weighting would make of a stored step; writes nothing."""
+    """Recalculate a stored step by another rule; writes nothing."""
     from agentlightning.analysis import reward_debugger
     from agentlightning.config.file import setting_of
 
@@ -120,9 +120,15 @@ def _weight(given: str) -> tuple[str, float]:
 
 
 def _print_what_if(report: WhatIfReport) -> None:
+    changed = sorted((one for one in report.calls if one.change), key=lambda one: -abs(one.change))
+    was, now = ([pair[at] for pair in report.outcomes.values()].count("trained") for at in (0, 1))
+    say(
+        f"step {report.step} of {report.run_id}: {len(changed)} of {len(report.calls)} calls change; "
+        f"{number(report.turned, '.1%')} turn (another sign of the advantage, {report.tokens_turned} tokens), advantages "
+        f"move by {number(report.moved, '.1%')} of their size; rollouts trained: {was} -> {now}"
+    )
     for name in report.after:
         say(f"{name}: {report.before[name]} -> {report.after[name]}")
-    changed = sorted((one for one in report.calls if one.change), key=lambda one: -abs(one.change))
     rows = [("rollout", "call", "tokens", "reward", "credit", "advantage")]
     for one in changed[:SHOWN_CALLS]:
         place = one.rollout_id, f"{one.place}{f' by {one.agent}' if one.agent else ''}", str(one.tokens)
@@ -132,12 +138,6 @@ def _print_what_if(report: WhatIfReport) -> None:
     print_columns(rows)
     if len(changed) > SHOWN_CALLS:
         say(f"… and {len(changed) - SHOWN_CALLS} calls more that change")
-    was, now = ([pair[at] for pair in report.outcomes.values()].count("trained") for at in (0, 1))
-    say(
-        f"step {report.step} of {report.run_id}: {len(changed)} of {len(report.calls)} calls change; "
-        f"{number(report.turned, '.1%')} turn (another sign of the advantage, {report.tokens_turned} tokens), advantages "
-        f"move by {number(report.moved, '.1%')} of their size; rollouts trained: {was} -> {now}"
-    )
 
 
 def _say_failures(problems: Sequence[tuple[str, str]]) -> None:
@@ -146,18 +146,12 @@ def _say_failures(problems: Sequence[tuple[str, str]]) -> None:
         say(f"the function failed on {len(problems)} rollouts, first on {rollout}: {problem}", style="yellow")
 
 
-@app.command("report")
-def report(
-    run: RunId,
-    step: Step = None,
-    as_json: Json = False,
-    store: Store = None,
-) -> None:
-    """Show the distribution of each reward by step and call, and signs of reward hacking."""
+def print_reward_report(store: str | None, run: str, as_json: bool) -> None:
+    """Prints the distribution of each reward by step and call, and signs of reward hacking."""
     from agentlightning.analysis import reward_statistics as statistics
 
     async def report_of(opened: LightningStore) -> tuple[list[RewardDistribution], HackReport]:
-        steps = await statistics.latest_steps(opened, run, SPREAD_STEPS, spread=True) if step is None else [step]
+        steps = await statistics.latest_steps(opened, run, SPREAD_STEPS, spread=True)
         rollouts = await statistics.read_rewarded(opened, run, steps, calls=True)
         return statistics.distributions(rollouts), await statistics.find_hacks(opened, run)
 
@@ -209,7 +203,7 @@ def rescore(
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Rollouts to score, at most.")] = None,
     store: Store = None,
 ) -> None:
-    """Score the finished rollouts of a run with another reward function, and compare old and new."""
+    """Score a run's rollouts with another reward function."""
     from agentlightning.trainer.data.rescore import Rescoring, compare
 
     if not name or name == OWN:

@@ -1,14 +1,11 @@
-"""``agl rollouts``: what agents did, call by call; rollouts that continue a recorded one; records for other programs."""
+"""``agl rollouts``: what agents did, call by call; and rollouts that continue a recorded one."""
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,7 +24,7 @@ from agentlightning.cli.options import (
     trained_checkpoint,
     with_store,
 )
-from agentlightning.errors import ConfigError, ConflictError, NotFoundError
+from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.records import RolloutState
 from agentlightning.store.summaries import RolloutSummary
 
@@ -45,16 +42,6 @@ MAX_DEPTH = 40
 MAX_TEXT_CHARS = 160
 """Characters that a span's line shows of each text that the agent gave."""
 HEAD = ("rollout", "mode", "step", "group", "state", "try", "calls", "reward", "outcome")
-TAKEN: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "messages": ("--reward", "--threshold"),
-        "preferences": ("--reward", "--margin"),
-        "traces": (),
-        "training-trace": (),
-        "atif": (),
-    }
-)
-"""Options of an export, by its form."""
 
 Where = Annotated[
     str,
@@ -74,7 +61,9 @@ After = Annotated[
     str | None, typer.Option("--after", help="Go on where a list of --where or --sort ended: what it printed last.")
 ]
 
-app = typer.Typer(help="List, show, fork and export rollouts.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Rollouts of a run, call by call; and forks of them.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @app.command("list")
@@ -201,7 +190,7 @@ def show_rollout(
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Show a rollout: the conversation, its tokens with logprobs, and its rewards."""
+    """Show a rollout: the conversation, its tokens and rewards."""
     from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.store.base import RolloutQuery
     from agentlightning.store.scan import read_feedback
@@ -274,7 +263,9 @@ def fork_rollout(
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Enqueue rollouts that put an agent back into a state in which it was, and print their ids.
+    """Enqueue rollouts that continue a recorded one.
+
+    They put an agent back into a state in which it was; their ids are printed.
 
     The run's workers execute them, after its end those of `agl rollouts execute`: its agent is started anew, and its first
     calls are answered from the record. `agl rollouts show ID` shows what became of one.
@@ -299,7 +290,7 @@ def fork_rollout(
 
 @app.command("execute")
 def execute_rollouts(run: RunId, settings: Settings = None, store: Store = None, runs: Runs = Path("runs")) -> None:
-    """Execute the rollouts that wait in a finished run, such as forks made since, and print how they ended.
+    """Execute the rollouts that wait in a finished run, such as forks.
 
     Its last checkpoint, or the model of a run that trained nothing, is served, and its workers are started, until none
     waits.
@@ -333,99 +324,3 @@ def execute_rollouts(run: RunId, settings: Settings = None, store: Store = None,
         done = run_interruptible(lambda: execute_waiting(config, folder, display, step))
     for one in done:
         typer.echo(f"{one.id}  {one.state}" + ("" if one.reward is None else f"  reward {one.reward:g}"))
-
-
-@app.command("export")
-def export(
-    run: RunId,
-    to: Annotated[str, typer.Option("--to", help="New .jsonl file; for traces also the URL of an OTLP/HTTP endpoint.")],
-    kind: Annotated[
-        Literal["messages", "preferences", "traces", "training-trace", "atif"],
-        typer.Option(
-            "--as",
-            help="messages: a row per conversation; preferences: pairs of one task; traces: OTLP; training-trace: OpenEnv's "
-            "token traces; atif: Harbor's trajectories.",
-        ),
-    ] = "messages",
-    reward: Annotated[
-        str | None, typer.Option("--reward", help="Name of the reward that counts; default: the final one.")
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option("--threshold", help="With messages: only rollouts with at least this reward.")
-    ] = None,
-    margin: Annotated[
-        float | None, typer.Option("--margin", help="With preferences: rewards must differ by more than this.")
-    ] = None,
-    store: Store = None,
-) -> None:
-    """Write a run's rollouts as rows of messages, as preferences between two of one task, as OpenTelemetry traces, or with
-    their tokens in the forms of OpenEnv and Harbor, which `agl record --traces` reads as well.
-
-    Headers of an OTLP endpoint come from OTEL_EXPORTER_OTLP_HEADERS.
-    """
-    for option, value in (("--reward", reward), ("--threshold", threshold), ("--margin", margin)):
-        if value is not None and option not in TAKEN[kind]:
-            raise ConfigError(f"{option}: conflicts with --as {kind}")
-    if kind == "traces":
-        with_store(store, lambda opened: _export_traces(opened, run, to))
-        return
-    from agentlightning.traces.export import TraceExport
-    from agentlightning.trainer.data.export_dataset import DatasetExport
-
-    if Path(to).exists():
-        raise ConfigError(f"--to: {to} exists already")
-    if not Path(to).parent.is_dir():
-        raise ConfigError(f"--to: there is no folder {Path(to).parent}")
-
-    async def work(opened: LightningStore) -> tuple[int, Counter[str]]:
-        if kind in ("training-trace", "atif"):
-            traces = TraceExport(store=opened, run_id=run, form=kind)
-            return await _write_rows(traces.rows(), Path(to)), traces.left_out
-        rows = DatasetExport(store=opened, run_id=run, reward=reward)
-        found = rows.conversations(threshold) if kind == "messages" else rows.preferences(margin or 0.0)
-        return await _write_rows(found, Path(to)), rows.left_out
-
-    try:
-        written, left_out = with_store(store, work)
-    except BaseException:
-        Path(to).unlink(missing_ok=True)
-        raise
-    for reason, count in left_out.most_common():
-        if count:
-            typer.echo(f"note: left out {count}: {reason}", err=True)
-    typer.echo(f"{written} rows: {to}")
-
-
-async def _write_rows(rows: AsyncIterator[Mapping[str, Any]], to: Path) -> int:
-    """The number of rows."""
-    import orjson
-
-    from agentlightning.runtime.disk import open_private
-
-    count = 0
-    with open_private(to, "wb") as file:
-        async for row in rows:
-            file.write(orjson.dumps(row) + b"\n")
-            count += 1
-    return count
-
-
-async def _export_traces(store: LightningStore, run: str, to: str) -> None:
-    """Sends the finished rollouts of a run to an OTLP/HTTP endpoint, or writes them to a new .jsonl file, a trace each."""
-    from agentlightning.store.scan import find_run
-    from agentlightning.tracing import exporters
-    from agentlightning.tracing.exporters import resource_of
-
-    remote = to.startswith(("http://", "https://"))
-    headers = exporters.headers_of(os.environ)
-    exporter = (
-        exporters.OtlpHttpExporter(to, headers, timeout_s=30.0) if remote else exporters.OtlpFileExporter(Path(to))
-    )
-    sent = spans = 0
-    await find_run(store, run)
-    async with exporter:
-        async for rollouts in exporters.finished_rollouts(store, run):
-            spans += await exporters.send_rollouts(store, rollouts, exporter, resource_of(run))
-            sent += len(rollouts)
-    rejected = f", of which {exporter.rejected} are rejected: {exporter.reason}" if exporter.rejected else ""
-    typer.echo(f"{sent} rollouts, {spans} spans: {to}{rejected}")

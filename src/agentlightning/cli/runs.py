@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,6 +29,7 @@ from agentlightning.cli.options import (
     time_text,
     with_store,
 )
+from agentlightning.cli.rewards import print_reward_report
 from agentlightning.errors import ConfigError, ConflictError
 
 if TYPE_CHECKING:
@@ -52,10 +55,23 @@ CAUSES: Mapping[str, str] = MappingProxyType(
     }
 )
 
+RowForm = Literal["messages", "preferences", "training-trace", "atif"]
+EXPORT_OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "records": ("--format",),
+        "messages": ("--reward", "--threshold"),
+        "preferences": ("--reward", "--margin"),
+        "traces": (),
+        "training-trace": (),
+        "atif": (),
+    }
+)
+"""Options of an export, by its form."""
+
 Force = Annotated[bool, typer.Option("--force", help="Also a run that is running.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
-app = typer.Typer(help="List, show, compare, export and delete runs.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Runs of a store: settings, figures, exports.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
@@ -67,17 +83,25 @@ def list_runs(
     queue: Annotated[
         bool, typer.Option("--queue", help="Only the queued and running work of each running run.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
-    """List runs, newest first. One that says it runs, and whose process on this machine is gone, was killed."""
+    """List runs, newest first.
+
+    One that says it runs, and whose process on this machine is gone, was killed.
+    """
     if queue:
-        _list_queues(store)
+        _list_queues(store, as_json)
         return
     from agentlightning.analysis.run_settings import tags_of
     from agentlightning.trainer.serving import CHECK
 
     found = with_store(store, lambda opened: opened.runs(limit=limit if everything else None))
+    found = [run for run in found if everything or run.name != CHECK][:limit]
+    if as_json:
+        print_json([{**asdict(run), "state": state_of(run, runs), "tags": tags_of(run)} for run in found])
+        return
     rows = [["run", "name", "tags", "state", "step", "reward", "held-out greedy", "created (UTC)"]]
-    for run in [run for run in found if everything or run.name != CHECK][:limit]:
+    for run in found:
         rewards = [run.summary.get(name) for name in ("train/reward_mean", "eval/greedy/reward_mean")]
         row = [run.id, run.name, " ".join(tags_of(run)), state_of(run, runs), str(run.summary.get("step", ""))]
         row += [*map(number, rewards), time_text(run.created_ns)]
@@ -85,9 +109,13 @@ def list_runs(
     print_columns(rows, "no run yet; start one with: agl demo")
 
 
-def _list_queues(store: str | None) -> None:
+def _list_queues(store: str | None, as_json: bool) -> None:
+    found = with_store(store, lambda opened: opened.statistics())
+    if as_json:
+        print_json(found)
+        return
     rows = [("run", "queued", "oldest queued", "running", "leases expiring", "workers")]
-    for one in with_store(store, lambda opened: opened.statistics()):
+    for one in found:
         oldest = f"{one.oldest_queued_s:.0f} s" if one.queued else "-"
         rows.append((one.run_id, str(one.queued), oldest, str(one.running), str(one.expiring), str(one.workers)))
     print_columns(rows, "no run is running")
@@ -136,30 +164,33 @@ def show_run(
     tag: Annotated[
         str | None, typer.Option("--tag", metavar="FIELD", help="With --tasks: also by the values of this field.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --bottlenecks or --tasks: print one JSON object.")
+    rewards: Annotated[
+        bool, typer.Option("--rewards", help="Show each reward's distribution by step and call, and signs of hacking.")
     ] = False,
+    as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Show a run: its settings, rollouts by state, checkpoints, latest metrics and warnings."""
-    if tag is not None and not tasks:
-        raise ConfigError("--tag: expected --tasks with it")
+    """Show a run: settings, counts, latest metrics and warnings."""
+    views = {"--drift": drift, "--bottlenecks": bottlenecks, "--tasks": tasks, "--rewards": rewards}
+    if len(chosen := [option for option, given in views.items() if given]) > 1:
+        raise ConfigError(f"{chosen[0]}: conflicts with {chosen[1]}")
+    for option, value, needed in (("--tag", tag, "--tasks"), ("--steps", latest, "--bottlenecks")):
+        if value is not None and not views[needed]:
+            raise ConfigError(f"{option}: expected {needed} with it")
     if tasks:
         from agentlightning.analysis.task_rates import read_task_rates
 
         rates = with_store(store, lambda opened: read_task_rates(opened, run, tag))
         print_json(rates) if as_json else print_task_rates(rates, tag)
-        return
-    if bottlenecks:
+    elif bottlenecks:
         from agentlightning.analysis.bottlenecks import read_bottlenecks
 
         found = with_store(store, lambda opened: read_bottlenecks(opened, run, latest or 10))
         print_json(found) if as_json else _print_bottlenecks(found)
-        return
-    if as_json or latest is not None:
-        wanted = "--bottlenecks or --tasks" if as_json else "--bottlenecks"
-        raise ConfigError(f"{'--json' if as_json else '--steps'}: expected {wanted} with it")
-    with_store(store, lambda opened: _show_drift(opened, run) if drift else _show_run(opened, run))
+    elif rewards:
+        print_reward_report(store, run, as_json)
+    else:
+        with_store(store, lambda opened: (_show_drift if drift else _show_run)(opened, run, as_json))
 
 
 SHOWN_TASKS = 20
@@ -186,7 +217,7 @@ def print_task_rates(found: TaskReport, tag: str | None = None) -> None:
         say(f"and {len(found.tasks) - SHOWN_TASKS} easier ones; --json prints all")
 
 
-async def _show_run(store: LightningStore, run: str) -> None:
+async def _show_run(store: LightningStore, run: str, as_json: bool) -> None:
     import orjson
 
     from agentlightning.analysis.compare import amount_text, read_cost
@@ -197,16 +228,21 @@ async def _show_run(store: LightningStore, run: str) -> None:
 
     found = await find_run(store, run)
     metrics = await store.metrics(run)
-    cost = await read_cost(store, run)
+    latest = {metric.name: metric for metric in metrics if not metric.abandoned}
+    cost, counts, checkpoints = await read_cost(store, run), await store.count(run), await store.checkpoints(run)
+    if as_json:
+        rollouts = [{"mode": mode, "state": state, "count": count} for (mode, state), count in sorted(counts.items())]
+        parts = {"rollouts": rollouts, "checkpoints": checkpoints, "cost": cost, "warnings": active_alarms(found)}
+        print_json({"run": found, "metrics": {name: one.value for name, one in latest.items()}, **parts})
+        return
     say(f"{found.id}  {found.name}  {found.state}  created {time_text(found.created_ns)} UTC")
     screen().print_json(orjson.dumps(found.config).decode())
-    for (mode, state), count in sorted((await store.count(run)).items()):
+    for (mode, state), count in sorted(counts.items()):
         say(f"{mode} rollouts {state}: {count}")
-    for checkpoint in await store.checkpoints(run):
+    for checkpoint in checkpoints:
         say(f"checkpoint step {checkpoint.step}: {_place(checkpoint.path)}")
     if undone := sorted({metric.step for metric in metrics if metric.abandoned}):
         say(f"steps that a crash undid: {', '.join(map(str, undone))}; their metrics are left out")
-    latest = {metric.name: metric for metric in metrics if not metric.abandoned}
     group = ""
     for name in in_order(latest):
         if group_of(name) != group:
@@ -226,7 +262,7 @@ def _place(path: str) -> str:
     return f"{path}  (not here: deleted by trainer.keep_checkpoints, or on another host)" if gone else path
 
 
-async def _show_drift(store: LightningStore, run: str) -> None:
+async def _show_drift(store: LightningStore, run: str, as_json: bool) -> None:
     """Counts how the prompts of a run's calls continued the tokens that its policy had sampled, a page at a time.
 
     It judges nothing: what each call's prompt did, and why, was decided by the gateway when the call was made.
@@ -240,6 +276,9 @@ async def _show_drift(store: LightningStore, run: str) -> None:
         rollouts += len(page)
         for call in await store.calls([rollout.id for rollout in page]):
             _count_call(call, kinds, tokens)
+    if as_json:
+        print_json({"rollouts": rollouts, "calls": kinds, "tokens": tokens})
+        return
     external = kinds.pop("external", 0)
     calls = kinds.total()
     if not calls:
@@ -280,7 +319,7 @@ def tag_run(
     tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="Words; none takes all away.")] = None,
     store: Store = None,
 ) -> None:
-    """Give a run these tags, in place of those that it has, to find it by."""
+    """Replace the tags of a run, to find it by."""
     from agentlightning.analysis.run_settings import TAGS
     from agentlightning.config.run import MonitorConfig, parse_settings
 
@@ -297,7 +336,7 @@ def compare(
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Compare runs: settings that differ, final figures, and whether they differ by more than chance."""
+    """Compare runs: settings, figures, and what chance may explain."""
     from agentlightning.analysis.compare import compare_runs
 
     found = with_store(store, lambda opened: compare_runs(opened, runs))
@@ -373,7 +412,7 @@ def suggest(
     as_json: Json = False,
     store: Store = None,
 ) -> None:
-    """Say what earlier runs of the store suggest for a configuration, with the evidence."""
+    """Suggest settings, by the evidence of earlier runs."""
     from agentlightning.analysis.suggestions import suggest as suggest_from_store
     from agentlightning.config.file import load_config
     from agentlightning.config.run import run_record
@@ -415,17 +454,121 @@ def _earlier(one: EarlierRun) -> tuple[str, ...]:
 @app.command("export")
 def export(
     run: RunId,
-    to: Annotated[Path, typer.Option("--to", help="New folder for the files.")],
-    format: Annotated[Literal["jsonl", "parquet"], typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    to: Annotated[
+        str, typer.Option("--to", help="New folder; of --as: new .jsonl file, or the URL of an OTLP/HTTP endpoint.")
+    ],
+    kind: Annotated[
+        Literal["records", "traces", RowForm],
+        typer.Option(
+            "--as",
+            help="records: a file per kind; else a row per conversation, pair or trace.",
+        ),
+    ] = "records",
+    format: Annotated[
+        Literal["jsonl", "parquet"] | None,
+        typer.Option("--format", help="Of records: jsonl or parquet.", show_default="jsonl"),
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option("--reward", help="Name of the reward that counts; default: the final one.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option("--threshold", help="With messages: only rollouts with at least this reward.")
+    ] = None,
+    margin: Annotated[
+        float | None, typer.Option("--margin", help="With preferences: rewards must differ by more than this.")
+    ] = None,
     store: Store = None,
 ) -> None:
-    """Write a run to files, one per kind of record. To export its model: agl models export."""
+    """Write a run to files, or its rollouts as rows.
+
+    To export its model: agl models export.
+
+    The rows are messages with rewards, preferences between two rollouts of one task, OpenTelemetry traces, or
+    tokens in the forms of OpenEnv and Harbor. Headers of an OTLP endpoint come from OTEL_EXPORTER_OTLP_HEADERS.
+    """
+    given = {"--format": format, "--reward": reward, "--threshold": threshold, "--margin": margin}
+    for option, value in given.items():
+        if value is not None and option not in EXPORT_OPTIONS[kind]:
+            raise ConfigError(f"{option}: conflicts with --as {kind}")
+    if kind == "traces":
+        with_store(store, lambda opened: _export_traces(opened, run, to))
+    elif kind == "records":
+        _export_records(store, run, Path(to), format or "jsonl")
+    else:
+        _export_rows(store, run, Path(to), kind, reward, threshold if kind == "messages" else margin)
+
+
+def _export_records(store: str | None, run: str, to: Path, format: Literal["jsonl", "parquet"]) -> None:
     from agentlightning.store.export import export_run
 
     with _progress(run) as on_progress:
         counts = with_store(store, lambda opened: export_run(opened, run, to, format, on_progress))
     written = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "nothing but the run"
     typer.echo(f"{written}: {to}")
+
+
+def _export_rows(store: str | None, run: str, to: Path, kind: RowForm, reward: str | None, bound: float | None) -> None:
+    """bound: of messages the least reward, of preferences the least difference."""
+    from agentlightning.traces.export import TraceExport
+    from agentlightning.trainer.data.export_dataset import DatasetExport
+
+    if to.exists():
+        raise ConfigError(f"--to: {to} exists already")
+    if not to.parent.is_dir():
+        raise ConfigError(f"--to: there is no folder {to.parent}")
+
+    async def work(opened: LightningStore) -> tuple[int, Counter[str]]:
+        if kind in ("training-trace", "atif"):
+            traces = TraceExport(store=opened, run_id=run, form=kind)
+            return await _write_rows(traces.rows(), to), traces.left_out
+        rows = DatasetExport(store=opened, run_id=run, reward=reward)
+        found = rows.conversations(bound) if kind == "messages" else rows.preferences(bound or 0.0)
+        return await _write_rows(found, to), rows.left_out
+
+    try:
+        written, left_out = with_store(store, work)
+    except BaseException:
+        to.unlink(missing_ok=True)
+        raise
+    for reason, count in left_out.most_common():
+        if count:
+            typer.echo(f"note: left out {count}: {reason}", err=True)
+    typer.echo(f"{written} rows: {to}")
+
+
+async def _write_rows(rows: AsyncIterator[Mapping[str, Any]], to: Path) -> int:
+    """The number of rows."""
+    import orjson
+
+    from agentlightning.runtime.disk import open_private
+
+    count = 0
+    with open_private(to, "wb") as file:
+        async for row in rows:
+            file.write(orjson.dumps(row) + b"\n")
+            count += 1
+    return count
+
+
+async def _export_traces(store: LightningStore, run: str, to: str) -> None:
+    """Sends the finished rollouts of a run to an OTLP/HTTP endpoint, or writes them to a new .jsonl file, a trace each."""
+    from agentlightning.store.scan import find_run
+    from agentlightning.tracing import exporters
+    from agentlightning.tracing.exporters import resource_of
+
+    remote = to.startswith(("http://", "https://"))
+    headers = exporters.headers_of(os.environ)
+    exporter = (
+        exporters.OtlpHttpExporter(to, headers, timeout_s=30.0) if remote else exporters.OtlpFileExporter(Path(to))
+    )
+    sent = spans = 0
+    await find_run(store, run)
+    async with exporter:
+        async for rollouts in exporters.finished_rollouts(store, run):
+            spans += await exporters.send_rollouts(store, rollouts, exporter, resource_of(run))
+            sent += len(rollouts)
+    rejected = f", of which {exporter.rejected} are rejected: {exporter.reason}" if exporter.rejected else ""
+    typer.echo(f"{sent} rollouts, {spans} spans: {to}{rejected}")
 
 
 @app.command("delete")

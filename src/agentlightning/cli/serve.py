@@ -82,10 +82,11 @@ def serve(
     run_id: ServingRunId = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Serve agents, workers and trainers; with --store http://…, be one gateway more of the server there.
+    """Run a server for agents, workers and trainers.
 
-    The key that guards /api (and opens a store of another server) is read from AGL_SERVER_KEY. Without it one is made, kept
-    in a file and found by your commands on this machine. With --policy users ask a registered model, without a trainer.
+    With --store http://… it is one gateway more of the server there. The key that guards /api (and opens a store of another
+    server) is read from AGL_SERVER_KEY. Without it one is made, kept in a file and found by your commands on this machine.
+    With --policy users ask a registered model, without a trainer.
     """
     from agentlightning.gateway.__main__ import run
     from agentlightning.gateway.external_keys import read_file

@@ -93,8 +93,10 @@ def check(
     env: Env = None,
     agent: Agent = None,
     tasks: Tasks = None,
+    val: Val = None,
     reward: Reward = None,
     model: Model = None,
+    chat_template: ChatTemplate = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -109,13 +111,16 @@ def check(
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Run the agent on one task and show its calls, tokens and reward; then the base success over a few tasks."""
+    """Try the agent: one rollout, then the base success.
+
+    Prints the calls, tokens and reward of one task, the success over a few, and what a run would take.
+    """
     from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.trainer.check import ShownRollout, check_agent
     from agentlightning.trainer.load_trajectories import used_tokens
 
-    given = {"env.name": env, "data.train": tasks, "agent.reward": reward, "model.path": model}
-    loaded = _fresh(config, given_settings(agent, given), settings or [], store, runs)
+    given = given_settings(agent, _options(env, tasks, val, reward, model, chat_template))
+    loaded = _fresh(config, given, settings or [], store, runs)
 
     def work(folder: RunFolder, display: Display) -> Coroutine[Any, Any, CheckResult]:
         def show(one: ShownRollout) -> None:
@@ -168,9 +173,11 @@ def evaluate(
     ] = None,
     env: Env = None,
     agent: Agent = None,
+    tasks: Tasks = None,
     val: Val = None,
     reward: Reward = None,
     model: Model = None,
+    chat_template: ChatTemplate = None,
     attempts: Annotated[
         int, typer.Option("--attempts", min=1, help="Try each task so often at temperature 1: pass@k and best of k.")
     ] = 1,
@@ -181,7 +188,7 @@ def evaluate(
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Run every held-out task once greedily and once at temperature 1, and print the success of both.
+    """Measure the success on held-out tasks, greedily and at T = 1.
 
     An external model (model.path = "external:NAME") runs every task once, sampled as the agent asks.
     """
@@ -191,7 +198,7 @@ def evaluate(
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
     from agentlightning.trainer.policies import with_models
 
-    given = given_settings(agent, {"env.name": env, "data.val": val, "agent.reward": reward, "model.path": model})
+    given = given_settings(agent, _options(env, tasks, val, reward, model, chat_template))
     if target is None or target.endswith(".toml"):
         given.setdefault("data.train", val)  # a configuration needs training tasks; an evaluation runs none of them
         given = {name: value for name, value in given.items() if value is not None or name.startswith("agent.")}
@@ -238,6 +245,7 @@ def train(
     algorithm: Algorithm = None,
     from_run: FromRun = None,
     list_parts: ListAlgorithms = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --list-algorithms: print JSON.")] = False,
     settings: Settings = None,
     store: Store = None,
     runs: Runs = Path("runs"),
@@ -250,17 +258,13 @@ def train(
     With --from-run and no file, the model, its engine and the agent that is evaluated are those of that run.
     """
     if list_parts:
-        list_algorithms(config)
+        list_algorithms(config, as_json)
         return
+    if as_json:
+        raise ConfigError("--json: expected --list-algorithms with it")
     url = one_store(store, server)
-    given: dict[str, Any] = {
-        "env.name": env,
-        "data.train": tasks,
-        "data.val": val,
-        "agent.reward": reward,
-        "model.path": model,
-    }
-    given |= {"model.chat_template": chat_template, "algorithm.type": algorithm, "data.from_run": from_run or None}
+    given = _options(env, tasks, val, reward, model, chat_template)
+    given |= {"algorithm.type": algorithm, "data.from_run": from_run or None}
     chosen = given_settings(agent, given)
     if rerun is not None:
         if any((config, resume, run, chosen, settings)):
@@ -343,6 +347,19 @@ def _rerun(run: str, changed_ok: bool, trust_run: bool, store: str | None, runs:
     run_and_report(config, RunFolder(runs, new_run_id()), name=found.name)
 
 
+def _options(
+    env: str | None,
+    tasks: str | None,
+    val: str | None,
+    reward: str | None,
+    model: str | None,
+    chat_template: str | None,
+) -> dict[str, Any]:
+    """The options that train, check and eval share, by the settings that they stand for."""
+    data = {"data.train": tasks, "data.val": val}
+    return {"env.name": env, **data, "agent.reward": reward, "model.path": model, "model.chat_template": chat_template}
+
+
 def given_settings(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The settings that options of the command line set, by their dotted names."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -415,7 +432,7 @@ def report(console: Console, result: TrainResult) -> None:
         console.print(f"{label:<11} {place}", soft_wrap=True)
 
 
-def list_algorithms(file: Path | None) -> None:
+def list_algorithms(file: Path | None, as_json: bool) -> None:
     """Prints algorithms, credit rules, advantages, losses and aggregations, each with its source and settings.
 
     file: a configuration, whose own parts ``file.py:name`` are listed, too.
@@ -427,6 +444,9 @@ def list_algorithms(file: Path | None) -> None:
     configs = policy_configs(load_config(file)).values() if file is not None else ()
     own = dict.fromkeys(entry for config in configs for entry in named_in(config.algorithm))
     entries = [*catalog(), *own]
+    if as_json:
+        print_json(entries)
+        return
     for kind in dict.fromkeys(entry.kind for entry in entries):
         rows = [(kind, "from", "source", "settings")]
         of_kind = [entry for entry in entries if entry.kind == kind]

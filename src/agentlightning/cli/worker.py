@@ -31,7 +31,9 @@ def worker(
     ] = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Claim rollouts of a run and run the agent on them until Ctrl-C or SIGTERM. An agent in a sandbox does not see --runs.
+    """Run the agent on the rollouts of a run, until Ctrl-C or SIGTERM.
+
+    An agent in a sandbox does not see --runs.
 
     It then claims nothing more, and ends with its last agent or after --drain-timeout: what still runs is queued again. A
     second Ctrl-C ends its agents at once.

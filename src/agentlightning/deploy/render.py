@@ -7,11 +7,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from agentlightning import __version__
 from agentlightning.config.engine import FsdpLearner, VllmSampler
 from agentlightning.deploy.project import UV_VERSION, Project
 from agentlightning.errors import ConfigError, MissingExtraError
@@ -145,7 +145,6 @@ def _environment() -> Environment:
 def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
     """Everything that templates may name."""
     config, external = project.config, project.external_hosts
-    found = version("agentlightning")
     sampler = f"{hosts.vllm}:{PORTS['vllm']}" if project.uses_vllm else f"{hosts.trainer}:{PORTS['sampler']}"
     return {
         "sampler_key": project.sampler_key,
@@ -155,8 +154,8 @@ def _names(project: Project, folder: str, hosts: Hosts) -> dict[str, Any]:
         "context": "/".join(".." for _ in Path(folder).parts),
         "name": project.name,
         "config_file": project.config_file,
-        "version": found,
-        "wheel": f"agentlightning-{found}-py3-none-any.whl",
+        "version": __version__,
+        "wheel": f"agentlightning_gateway-{__version__}-py3-none-any.whl",
         "uv_version": UV_VERSION,
         "images": IMAGES,
         "dependencies": project.dependencies,

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import distribution
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -198,8 +198,10 @@ def _runs(python: str) -> bool:
 
 
 def _own_requirements() -> list[str]:
-    """The dependencies of agentlightning without its extras."""
-    return [one for one in distribution("agentlightning").requires or () if "extra ==" not in one]
+    """Our dependencies without the extras. An entry point knows its distribution, whatever that is called."""
+    (own,) = entry_points(group="agentlightning.engines", name="local")
+    assert own.dist is not None
+    return [one for one in own.dist.requires or () if "extra ==" not in one]
 
 
 def _link_ourselves(environment: Path) -> None:

@@ -225,7 +225,7 @@ class ServingRun:
         try:
             number = await self._wanted(None)
             await self._begin(number)
-            async with record_run_status(self._store, self.run_id):
+            async with record_run_status(self._store, self.run_id, cancelled="finished"):  # it ends as its user says
                 await self._serve(number)
         finally:
             await self.versions.close()
@@ -238,7 +238,7 @@ class ServingRun:
         await together([*loops, self.versions.watch()])
 
     async def _begin(self, number: int) -> None:
-        """Make the run, or go on with the one that was interrupted."""
+        """Make the run, or go on with the one that has ended."""
         name = self._reference.name
         config = serve_record(await self.versions.config(number), self._file, name)
         found = await self._store.runs([self.run_id])

@@ -103,7 +103,7 @@ class TraceFileReader:
 
 def episode_of_spans(spans: Iterable[Span]) -> Episode:
     """The episode of one trace. A span that never ended lasts until the trace does. The root of a trace that `agl
-    rollouts export --as traces` wrote holds the rollout's task, mode and rewards."""
+    runs export --as traces` wrote holds the rollout's task, mode and rewards."""
     listed = SpanTree(spans).spans
     end = max((max(span.started_ns, span.finished_ns) for span in listed), default=0)
     tree = SpanTree(span if span.finished_ns else replace(span, finished_ns=end) for span in listed)

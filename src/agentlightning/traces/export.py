@@ -1,4 +1,4 @@
-"""Finished rollouts of a run in the forms of other projects, a JSON object each. Driven by ``agl rollouts export``."""
+"""Finished rollouts of a run in the forms of other projects, a JSON object each. Driven by ``agl runs export --as``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Traces out: the rollouts of a run to an OpenTelemetry collector (Jaeger, Phoenix, Langfuse, …) or to a file.
 
-Driven by the trainer while a run goes on, and by ``agl rollouts export --as traces`` afterwards. A collector that is away is
+Driven by the trainer while a run goes on, and by ``agl runs export --as traces`` afterwards. A collector that is away is
 waited for, one that refuses is an error; what it has answered for is not sent again. The same record makes the same trace,
 ids and all. Attributes have the names of OpenTelemetry's GenAI conventions, and of OpenInference beside them (Phoenix reads
 nothing else); what they have no name for begins with ``agl.``. Spans of a rollout's trace are

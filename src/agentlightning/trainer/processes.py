@@ -39,6 +39,7 @@ from agentlightning.runtime.watchdog import STALL_TIMES, HangLimits, Watchdog
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.frameworks import find_instrumentations
+from agentlightning.trainer.agent_source import check_source
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
 from agentlightning.trainer.environments import worker_python
 from agentlightning.trainer.interrupts import run_watched
@@ -280,6 +281,7 @@ class Processes:
                 raise MissingExtraError(package, "server")
         if self._config.agent.workers:
             find_instrumentations(self._config.agent.instrumentations)
+        check_source(self._config)
         self._check_sandbox()
         if self._server is None:
             check_keys(self._config)
@@ -329,15 +331,17 @@ async def _abandon(work: asyncio.Future[Any]) -> None:
 
 
 @asynccontextmanager
-async def record_run_status(store: LightningStore, run_id: str) -> AsyncIterator[None]:
-    """Work that raises leaves its run as failed, or interrupted where it was cancelled; that it is done, it says
+async def record_run_status(
+    store: LightningStore, run_id: str, cancelled: RunState = "interrupted"
+) -> AsyncIterator[None]:
+    """Work that raises leaves its run as failed, or in the state `cancelled` where it was; that it is done, it says
     itself. What was raised goes on, even where the store cannot be told."""
     try:
         yield
     except RunTakenError:
         raise  # how the run ends is its new trainer's to say
     except BaseException as error:
-        state: RunState = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
+        state: RunState = cancelled if isinstance(error, asyncio.CancelledError) else "failed"
         try:
             async with asyncio.timeout(UPDATE_TIMEOUT_S):
                 await store.update_run(run_id, state=state)

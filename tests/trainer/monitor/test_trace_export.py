@@ -99,7 +99,7 @@ async def test_a_collector_that_refuses_is_told_of_once_with_what_to_do_later(
         await finish(store, "b", 1)
     [note] = notes
     assert "refuses traces with HTTP 401" in note
-    assert f"agl rollouts export --as traces run --to {receiver.url}" in note
+    assert f"agl runs export --as traces run --to {receiver.url}" in note
     assert len(receiver.rollouts) == 1
 
 
@@ -137,7 +137,7 @@ async def test_the_command_sends_a_run_afterwards(receiver: Receiver, tmp_path: 
     async with open_store(url) as store:
         await store.create_run("traced", {}, "run")
         ids = await finish(store, "a", 20)
-    given = ["rollouts", "export", "run", "--as", "traces", "--store", url, "--to"]
+    given = ["runs", "export", "run", "--as", "traces", "--store", url, "--to"]
     done = await asyncio.to_thread(CliRunner().invoke, app, [*given, receiver.url])
     assert done.output.strip() == f"20 rollouts, 20 spans: {receiver.url}"
     assert receiver.rollouts == ids

@@ -79,7 +79,7 @@ def _start(options: VerlOptions) -> VerlWorkers:
     except ModuleNotFoundError as missing:
         raise ConfigError(
             f"engine.options.python: {sys.executable} lacks the package {missing.name}; expected an interpreter with "
-            "agentlightning[verl]"
+            "this package and its extra verl"
         ) from missing
     try:
         return VerlWorkers(options)

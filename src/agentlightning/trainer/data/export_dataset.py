@@ -1,5 +1,5 @@
 """Stored rollouts as rows for other trainers: conversations, and pairs of which one is preferred. Driven by ``agl
-rollouts export``. The rows hold messages in the form of Chat Completions, with the rewards that chose them."""
+runs export --as``. The rows hold messages in the form of Chat Completions, with the rewards that chose them."""
 
 from __future__ import annotations
 

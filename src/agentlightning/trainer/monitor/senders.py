@@ -194,5 +194,5 @@ class TraceExport:
     def _give_up(self, cause: Exception) -> None:
         why = str(cause) or ("there was no time for all of them" if isinstance(cause, TimeoutError) else repr(cause))
         self._tell(
-            f"traces are no longer exported: {why}; later: agl rollouts export --as traces {self._run_id} --to {self._url}"
+            f"traces are no longer exported: {why}; later: agl runs export --as traces {self._run_id} --to {self._url}"
         )

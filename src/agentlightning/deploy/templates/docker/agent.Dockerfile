@@ -19,7 +19,7 @@ RUN npm ci --omit=dev --no-audit --no-fund
 FROM ${PYTHON_IMAGE} AS build
 RUN pip install --no-cache-dir uv==[[ uv_version ]] && python -m venv /opt/venv
 WORKDIR /app
-# From a wheel that you build: a package of this name on a public index need not be this one.
+# From a wheel that you build: this package is on no public index, and `agentlightning` there is another one.
 COPY [[ folder ]]/wheels/[[ wheel ]] /wheels/
 RUN uv pip install --no-cache --python /opt/venv/bin/python "/wheels/[[ wheel ]][% if jobs %][kubernetes][% endif %]"
 # Packages of the agent, from [[ dependencies.sentence ]]
