@@ -91,7 +91,6 @@ PLANTED: dict[str, dict[str, float]] = {
         "rollout/after_calls_s": 0.3,
     },
     "slow_learner": {"time/collect_s": 0.5, "time/update_s": 9.0},
-    "fixed_costs": {"time/collect_s": 2.0, "time/update_s": 2.0, "time/publish_s": 5.0},
 }
 
 

@@ -16,7 +16,7 @@ from agentlightning.store.scan import find_run
 LATEST = 10
 """Steps that are averaged."""
 MAX_STEPS = 1000
-STEP_S, SPEED = "time/step_s", "sampler/tokens_per_s"
+STEP_S = "time/step_s"
 PHASES = ("collect", "prepare", "update", "publish", "record")
 MIN_COLLECT_SHARE = 0.3
 """Below it rollouts bound nothing, whatever takes their time."""
@@ -76,8 +76,6 @@ class StepMeans:
     """Means over the latest steps. A number that is not known is NaN, with which every comparison is false."""
 
     numbers: Mapping[str, float]
-    best_tokens_per_s: float
-    """The most that the sampler has shown in any step."""
 
     def __getitem__(self, name: str) -> float:
         return self.numbers.get(name, math.nan)
@@ -114,21 +112,13 @@ class StepMeans:
         """Calls in the sampler and its slots, in words."""
         return f"{self['sampler/calls_mean']:.3g} calls of {self['sampler/slots']:.0f}"
 
-    @property
-    def speed(self) -> str:
-        """The sampler's speed, in words."""
-        now = self["sampler/tokens_per_s"]
-        return "" if math.isnan(now) else f"; it samples {now:.4g} tokens/s, {self.best_tokens_per_s:.4g} at its best"
-
 
 async def read_bottlenecks(store: LightningStore, run_id: str, latest: int = LATEST) -> BottleneckReport:
     """The report on a run's latest steps. NotFoundError where there is no such run, InputError for more than MAX_STEPS."""
     if not 1 <= latest <= MAX_STEPS:
         raise InputError(f"steps: expected 1 to {MAX_STEPS}, got {latest}")
     await find_run(store, run_id)
-    rows = await read_latest_rows(store, run_id, latest)
-    speeds = (await store.series(run_id, [SPEED], max_points=1)).get(SPEED)
-    return find_bottlenecks(rows, latest, speeds[-1].high if speeds else math.nan)
+    return find_bottlenecks(await read_latest_rows(store, run_id, latest), latest)
 
 
 async def read_latest_rows(store: LightningStore, run_id: str, latest: int) -> list[dict[str, float]]:
@@ -146,17 +136,11 @@ async def read_latest_rows(store: LightningStore, run_id: str, latest: int) -> l
     return [rows[step] for step in sorted(rows) if STEP_S in rows[step]][-latest:]
 
 
-def find_bottlenecks(
-    rows: Sequence[Mapping[str, object]], latest: int = LATEST, best_tokens_per_s: float = math.nan
-) -> BottleneckReport:
-    """Averages the latest of these rows, which are a step each, oldest first, and asks every rule. `best_tokens_per_s`: the
-    most that the sampler has shown, where that is in none of the rows."""
-    timed = [row for row in rows if _number(row.get("time/step_s")) > 0]
-    used = timed[-latest:]
+def find_bottlenecks(rows: Sequence[Mapping[str, object]], latest: int = LATEST) -> BottleneckReport:
+    """Averages the latest of these rows, which are a step each, oldest first, and asks every rule."""
+    used = [row for row in rows if _number(row.get("time/step_s")) > 0][-latest:]
     names = {name for row in used for name in row}
-    numbers = {name: _mean([_number(row[name]) for row in used if name in row]) for name in names}
-    speeds = [best_tokens_per_s, *(_number(row.get("sampler/tokens_per_s")) for row in timed)]
-    means = StepMeans(numbers, max((speed for speed in speeds if not math.isnan(speed)), default=math.nan))
+    means = StepMeans({name: _mean([_number(row[name]) for row in used if name in row]) for name in names})
     told = ((name, rule(means)) for name, rule in RULES.items())
     found = [Bottleneck(name, *finding) for name, finding in told if finding is not None and finding[-1] >= MIN_GAIN]
     return BottleneckReport(
@@ -246,7 +230,7 @@ def sampler_full(means: StepMeans) -> Finding:
     part, idle = means.part("model"), 1 - means.workers_full
     text = ("" if math.isnan(idle) else f"workers idle {idle:.0%}, ") + (
         f"sampler full: {means.sampler_calls} at a time, and {part:.0%} of a rollout's "
-        f"{means['rollout/duration_s']:.3g} s in model calls{means.speed}"
+        f"{means['rollout/duration_s']:.3g} s in model calls"
     )
     change = "sample more calls at a time where memory allows it, on a faster device or engine, or shorten completions"
     settings = "engine.max_num_seqs", "engine.sampler", "engine.device", "model.max_tokens"
@@ -260,7 +244,7 @@ def slow_sampler(means: StepMeans) -> Finding:
     part, collect = means.part("model"), means.share("collect")
     text = (
         f"{part:.0%} of a rollout's {means['rollout/duration_s']:.3g} s are model calls, and the step waits for "
-        f"rollouts {collect:.0%} of its time; twice the speed saves half of {collect:.0%} × {part:.0%}{means.speed}"
+        f"rollouts {collect:.0%} of its time; twice the speed saves half of {collect:.0%} × {part:.0%}"
     )
     change = "sample on a faster device or engine, or shorten completions"
     return text, change, ("engine.sampler", "engine.device", "model.max_tokens"), collect * part * 0.5
@@ -303,29 +287,9 @@ def slow_learner(means: StepMeans) -> Finding:
     return text, change, settings, 0.5 * update
 
 
-def fixed_costs(means: StepMeans) -> Finding:
-    """Each step costs much apart from collecting and learning."""
-    shares = {phase: means.share(phase) for phase in ("prepare", "publish", "record")}
-    total = min(1.0, sum(shares.values()))
-    if not total >= 0.3:
-        return None
-    text = (
-        f"{total:.0%} of the step are neither collecting nor learning: "
-        f"{', '.join(f'{phase} {share:.0%}' for phase, share in shares.items())}; twice the rollouts in a step halve what "
-        "of it does not grow with them"
-    )
-    larger = "publish and record less often, by larger steps, or publish only an adapter"
-    change, settings = {
-        "prepare": ("make credit and advantages cheaper, or take fewer tokens in a step", ("algorithm.credit",)),
-        "publish": (larger, ("trainer.tasks_per_step", "engine.lora_rank")),
-        "record": (larger, ("trainer.tasks_per_step",)),
-    }[max(shares, key=lambda phase: shares[phase])]
-    return text, change, settings, 0.5 * total
-
-
 _BY_WORK = slow_tools, slow_rewards, few_workers, small_batch, sampler_full, slow_sampler, stragglers
 RULES: Mapping[str, Callable[[StepMeans], Finding]] = MappingProxyType(
-    {rule.__name__: rule for rule in (*_BY_WORK, learning_alone, slow_learner, fixed_costs)}
+    {rule.__name__: rule for rule in (*_BY_WORK, learning_alone, slow_learner)}
 )
 
 

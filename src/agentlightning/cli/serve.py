@@ -44,9 +44,6 @@ MaxParallelRequests = Annotated[
 MaxRequestBytes = Annotated[
     str | None, typer.Option("--max-request-bytes", help="Bytes of these requests together: 64MB.")
 ]
-MaxConnections = Annotated[
-    int | None, typer.Option("--max-connections", help="Connections at a time; default: what files allow.")
-]
 TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="Certificate (PEM): serve https.")]
 TlsKey = Annotated[str | None, typer.Option("--tls-key", help="Key of the certificate (PEM).")]
 MetricsPort = Annotated[int | None, typer.Option("--metrics-port", help="Port of /metrics, which then wants no key.")]
@@ -71,7 +68,6 @@ def serve(
     external_keys: ExternalKeysFile = None,
     max_parallel_requests: MaxParallelRequests = None,
     max_request_bytes: MaxRequestBytes = None,
-    max_connections: MaxConnections = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     trusted_proxy: TrustedProxies = None,
@@ -99,7 +95,6 @@ def serve(
         {
             "--max-parallel-requests": max_parallel_requests,
             "--max-request-bytes": bytes_of(max_request_bytes, "--max-request-bytes"),
-            "--max-connections": max_connections,
             "--tls-cert": tls_cert,
             "--tls-key": tls_key,
             "--clients": CLIENTS,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from agentlightning.errors import ConfigError
-
 MAX_CONNECTIONS = 16_384
 """Connections of a server, where its file descriptors allow as many."""
 RESERVED_FILES = 128
@@ -26,24 +24,12 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def allowed_connections(wanted: int | None) -> int:
-    """`wanted` connections, or by default as many as this process can hold. ConfigError where it cannot hold `wanted`."""
-    possible = _possible_connections()
-    if wanted is None:
-        return min(MAX_CONNECTIONS, possible)
-    if not 1 <= wanted <= possible:
-        raise ConfigError(
-            f"--max-connections: expected 1 to {possible}, got {wanted}: each takes two of the files that this process may "
-            "open (ulimit -n)"
-        )
-    return wanted
-
-
-def _possible_connections() -> int:
+def allowed_connections() -> int:
+    """Connections that this process can hold, at most MAX_CONNECTIONS."""
     if sys.platform == "win32":
         return MAX_CONNECTIONS
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = MAX_FILES if soft == resource.RLIM_INFINITY else soft
-    return max(16, (files - RESERVED_FILES) // 2)  # a call has a connection to its engine, too
+    return min(MAX_CONNECTIONS, max(16, (files - RESERVED_FILES) // 2))  # a call has a connection to its engine, too

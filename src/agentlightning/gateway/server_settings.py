@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.connection_limit import allowed_connections
 from agentlightning.gateway.external_keys import ExternalKeys, external_keys
 from agentlightning.gateway.limits import ServerLimits
 from agentlightning.runtime.code_loader import load_code
@@ -66,7 +65,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-request-bytes", type=int, default=limits.max_request_bytes, help="bytes of these requests together")
     repeated: Any = {"action": "append", "default": []}
     add("--external-key", metavar="VARIABLE=HOST", help="may be sent there; repeatable", **repeated)
-    add("--max-connections", type=int, help="connections; default: as many as there are files for")
     add("--tls-cert", type=Path, help="certificate (PEM)")
     add("--tls-key", type=Path, help="its key (PEM)")
     add("--trusted-proxy", help="address or network of a proxy; repeatable", **repeated)
@@ -83,7 +81,6 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
             raise ConfigError(f"--{name.replace('_', '-')}: expected a number from 1, got {getattr(options, name)}")
     if not 0 < options.lease_s < math.inf:
         raise ConfigError(f"--lease-s: expected seconds above 0, got {options.lease_s:g}")
-    allowed_connections(options.max_connections)
     port = options.metrics_port
     if port is not None and (not 1 <= port <= 65535 or (options.fd is None and port == options.port)):
         raise ConfigError(f"--metrics-port: expected a port of its own, 1 to 65535, got {port}")
@@ -92,7 +89,6 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
             max_parallel_requests=options.max_parallel_requests, max_request_bytes=options.max_request_bytes
         ),
         external_keys=external_keys(options.external_key),
-        max_connections=options.max_connections,
         tls=_tls(options.tls_cert, options.tls_key),
         trusted_proxies=tuple(trusted_network(one) for one in options.trusted_proxy),
         metrics_port=port,

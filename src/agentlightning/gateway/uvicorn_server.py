@@ -54,9 +54,8 @@ class UvicornServer(uvicorn.Server):
         started: Callable[[], None] = lambda: None,
         settings: ServerSettings | None = None,
     ) -> None:
-        """Raises ConfigError where this process cannot hold `settings.max_connections`."""
         settings = settings or ServerSettings()
-        limit = ConnectionLimit(allowed_connections(settings.max_connections))
+        limit = ConnectionLimit(settings.max_connections or allowed_connections())
         tls, proxies = settings.tls, settings.trusted_proxies
         protocol: Any = functools.partial(
             BoundedHttpProtocol, limit=limit, head_timeout_s=head_timeout_s, write_timeout_s=write_timeout_s
