@@ -83,7 +83,9 @@ def pages(store_url: str) -> dict[str, str]:
     colors = ("ratio", "trained")
     return {
         "runs": "/",
-        "run": "/run?run=gamma&with=alpha",
+        "choose": "/run",
+        "pick": "/compare",
+        "run": "/run?run=gamma&with=alpha&hour=2.50",
         "rollouts": "/rollouts?run=gamma",
         "side": "/side?run=gamma&group=1-0",
         "replay": f"/replay?rollout={rollout.id}&call=1",
@@ -96,7 +98,8 @@ def pages(store_url: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("dark", 390)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_anybody_can_use_every_page_nothing_that_was_stored_runs_and_no_other_host_is_asked(
     address: str, store_url: str, scheme: str, width: int
 ) -> None:
@@ -107,17 +110,36 @@ def test_anybody_can_use_every_page_nothing_that_was_stored_runs_and_no_other_ho
             assert visit.violations() == [], name
             assert visit.page.evaluate("() => document.documentElement.scrollWidth") <= width, name
             assert width > 390 or visit.small_targets() == [], name
+            visit.picture(f"{name.replace(', ', '-')}-{scheme}-{width}")
         assert visit.page.evaluate("() => window.pwned") is None
         assert visit.elsewhere() == []
         assert visit.errors == []
 
 
-def test_every_page_can_be_read_without_javascript_and_weighs_little(address: str, store_url: str) -> None:
-    with visitor(java_script_enabled=False) as visit:
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_page_can_be_read_without_javascript(address: str, store_url: str, width: int) -> None:
+    with visitor(width=width, java_script_enabled=False) as visit:
         for name, page in pages(store_url).items():
             shown = visit.open(page_at(address, page))
             assert ATTACKS[0] in shown, name
             assert visit.page.locator("main h1").is_visible(), name
+        assert visit.elsewhere() == []
+
+
+def test_a_version_is_promoted_and_rolled_back_by_buttons_that_need_no_javascript(address: str) -> None:
+    with visitor(java_script_enabled=False) as visit:
+        visit.open(page_at(address, "/models?run=gamma"))
+        for alias, version in (("beta", "gamma@1"), ("beta", "gamma@2")):
+            visit.page.get_by_label("Alias that “Promote” moves").fill(alias)
+            visit.page.get_by_role("button", name=f"Promote {version}").click()
+            row = visit.page.locator("tr", has_text="gamma@beta")
+            row.get_by_text(version, exact=True).first.wait_for()
+        row.get_by_role("button", name="Roll back to gamma@1").click()
+        visit.page.locator("tr", has_text="gamma@beta").get_by_role("button", name="Roll back to gamma@2").wait_for()
+        assert visit.elsewhere() == []
+
+
+def test_a_page_weighs_little(address: str, store_url: str) -> None:
     with httpx.Client(follow_redirects=True, timeout=60) as browser:
         for name, page in pages(store_url).items():
             with browser.stream("GET", page_at(address, page)) as answer:
