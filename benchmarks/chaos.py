@@ -5,7 +5,7 @@ workers and, where the store has a server of its own, that one: PostgreSQL, Redi
 trainer reaches over HTTP. What its supervisor does not start again, this program does: the trainer by ``--resume``, the
 store's server after a second. At the end it reads the store and the last checkpoint, and prints as last line
 
-    {"kills", "finished", "lost", "trained_twice", "resampled", "completed"}
+    {"kills", "finished", "lost", "trained_twice", "resampled", "evidence", "causes", "probes", "completed"}
 
 With --hang processes are stopped instead: the trainer has to notice that its children hang, and replaces them. What nobody
 watches goes on after a while: the trainer, the store's server, and now and then all of the run at once, as a machine that
@@ -15,6 +15,8 @@ finished: rollouts in a final state. lost: rollouts in no final state, finished 
 those without the calls that they were counted with. trained_twice: rollouts that several surviving steps consumed, updates
 beyond those of the steps' lists, and 1 if the weights are not those that a fresh learner gets from the lists, each executed
 once. resampled: attempts at a step's rollouts that began after its list was written, and rollouts beside the list.
+evidence: tries that the task sampler has lost or counts twice. causes: attempts that ended without a cause, and rollouts
+with another than their last attempt. probes: steps with updates that have no weight probe, or several.
 completed: every step is closed and the run is finished.
 
     python benchmarks/chaos.py --store sqlite|postgres|redis|http --kills 20 [--hang] [--seed N] [--quick]
@@ -77,6 +79,7 @@ timeout_s = 60
 [data]
 train = "train.jsonl"
 val = "val.jsonl"
+sampler = "learnability"
 [algorithm]
 group_size = {GROUP}
 minibatches = {MINIBATCHES}

@@ -20,9 +20,11 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.trainer.checkpoint import LEARNER_STATE, RunFolder
 from agentlightning.trainer.checkpoint_files import last_checkpoint
+from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.load_trajectories import fixed_inputs, read_inputs
 from agentlightning.trainer.processes import engine_setup
 from agentlightning.trainer.schedules import algorithm_of
+from agentlightning.trainer.task_sampler import HORIZON, SampledTasks, is_try, learnability
 
 CLOSE = 1e-5
 """Largest difference of a weight that the order of threads could explain; one update moves weights by about 1e-3."""
@@ -53,6 +55,9 @@ class Record:
                 "lost": await self._lost(store, rollouts),
                 "trained_twice": sum(number - 1 for number in consumed.values()) + updates + (difference > CLOSE),
                 "resampled": await self._resampled(store, steps, training),
+                "evidence": await self._evidence(store, steps, rollouts),
+                "causes": await self._causes(store, rollouts),
+                "probes": await self._probes(store),
                 "completed": closed and run.state == "finished",
                 "failed": sum(rollout.state != "succeeded" for rollout in rollouts),
                 "lost_attempts": sum(rollout.lost for rollout in rollouts),
@@ -75,6 +80,37 @@ class Record:
         attempts = await store.attempts(list(written))
         beside = sum(rollout.id not in written for rollout in training)
         return beside + sum(attempt.started_ns > written[attempt.rollout_id] for attempt in attempts)
+
+    async def _evidence(self, store: LightningStore, steps: list[Step], rollouts: list[Rollout]) -> int:
+        """Tries of the last steps that a fresh task sampler does not have, or has twice."""
+        config, last = self._folder.config(), self._steps + 1
+        assert config.data.train is not None
+        tasks = load_tasks(str(self._folder.path.parents[1] / config.data.train), config.trainer.seed)
+        sampled = SampledTasks(store=store, run_id=self._folder.run_id, tasks=tasks, sampler=learnability, seed=0)
+        known = Counter(made for task in await sampled.records(last) for made, _ in task.tries)
+        tries = {rollout.id for rollout in rollouts if is_try(rollout)}
+        wanted = Counter(
+            step.step
+            for step in steps
+            if step.step >= last - HORIZON
+            for one in step.consumed
+            if one.rollout_id in tries
+        )
+        return sum(abs(known[step] - wanted[step]) for step in known | wanted)
+
+    async def _causes(self, store: LightningStore, rollouts: list[Rollout]) -> int:
+        causes = {rollout.id: rollout.cause for rollout in rollouts if rollout.state != "cancelled"}
+        attempts = [one for one in await store.attempts(list(causes)) if one.finished_ns is not None]
+        last = {one.rollout_id: one.cause for one in sorted(attempts, key=lambda one: one.attempt)}
+        return sum(one.cause is None for one in attempts) + sum(causes[key] != cause for key, cause in last.items())
+
+    async def _probes(self, store: LightningStore) -> int:
+        found = []
+        for name in ("policy/weight_gap", "train/grad_norm"):
+            metrics = await store.metrics(self._folder.run_id, name)
+            found.append(Counter(metric.step for metric in metrics if not metric.abandoned))
+        probes, updates = found
+        return sum(abs(probes[step] - (updates[step] > 0)) for step in probes | updates)
 
     async def _replay(self, store: LightningStore, steps: list[Step], training: list[Rollout]) -> tuple[int, float]:
         """Execute the steps' lists once with a fresh engine: updates that the checkpoint has beyond those, where the engine

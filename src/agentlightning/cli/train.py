@@ -149,6 +149,7 @@ def check(
         }
         | kinds
         | ({} if done.speed is None else done.speed.figures)
+        | ({} if done.room is None else done.room.figures)
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,8 @@ from typing import Any, Literal
 import orjson
 from pydantic import TypeAdapter
 
-from agentlightning.config.engine import EngineConfig, LocalSampler
+from agentlightning.config.engine import EngineConfig, LocalLearner, LocalSampler
+from agentlightning.engines.base import LearnerSetup
 from agentlightning.engines.folders import ModelSize
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.runtime.children import inheritable
@@ -65,9 +67,23 @@ async def measure_machine(
     `engine.device`."""
     if config.name != "local" or not isinstance(config.sampler, LocalSampler):
         return None
+    given = [config.model_dump_json(), *(["--turns"] if turns else [])]
+    return TypeAdapter(Machine).validate_json(await _measured("measure", given, withhold))
+
+
+async def longest_row(folder: Path, setup: LearnerSetup, withhold: frozenset[str] = frozenset()) -> int | None:
+    """Tokens of the longest row that the local engine's learner can train on its device, measured by a learner of its own;
+    None for engines that compute elsewhere or on several devices, and where the device does not say its memory."""
+    if setup.config.name != "local" or not isinstance(setup.config.learner, LocalLearner):
+        return None
+    given = ["--model", str(folder), "--setup", setup.to_json()]
+    return TypeAdapter(int | None).validate_json(await _measured("longest_row", given, withhold))
+
+
+async def _measured(program: str, arguments: Sequence[str], withhold: frozenset[str]) -> bytes:
+    """What a program of the local engine prints, in a process of its own."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agentlightning.engines.local.measure", config.model_dump_json()),
-        *(["--turns"] if turns else []),
+        *(sys.executable, "-m", f"agentlightning.engines.local.{program}", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -77,7 +93,7 @@ async def measure_machine(
         async with asyncio.timeout(MEASURE_TIMEOUT_S):
             out, err = await child.communicate()
     except TimeoutError:
-        raise EngineError(f"torch was not loaded within {MEASURE_TIMEOUT_S:g} s: is the machine too busy?") from None
+        raise EngineError(f"torch measured nothing within {MEASURE_TIMEOUT_S:g} s: is the machine too busy?") from None
     finally:
         if child.returncode is None:
             child.kill()
@@ -85,7 +101,7 @@ async def measure_machine(
     if child.returncode:
         lines = err.decode(errors="replace").strip().splitlines() or [f"code {child.returncode}"]
         raise (ConfigError if child.returncode == ConfigError.exit_code else EngineError)(lines[-1])
-    return TypeAdapter(Machine).validate_json(out)
+    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

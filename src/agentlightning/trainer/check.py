@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from agentlightning.adapters.side_calls import side_calls, side_calls_line
+from agentlightning.config.external import secret_variables
 from agentlightning.config.run import Config, public_task
+from agentlightning.engines.base import EngineNeeds
+from agentlightning.engines.machine import longest_row
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NoCallsError
 from agentlightning.records import JSON, Attempt, Call, NewRollout, RetryPolicy, Reward, Rollout
 from agentlightning.store.scan import read_feedback
@@ -23,10 +26,10 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.defaults import FoundModel, find_models, with_defaults
 from agentlightning.trainer.environments import with_environment
-from agentlightning.trainer.estimate import Speed, estimate_speed
+from agentlightning.trainer.estimate import RowRoom, Speed, estimate_speed
 from agentlightning.trainer.evaluate import TEMPERATURES, Kind, run_held_out, success_metrics, successes, summarize
 from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
-from agentlightning.trainer.processes import Processes
+from agentlightning.trainer.processes import Processes, engine_setup
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.scheduler import RolloutCollector, check_calls_recorded
 from agentlightning.trainer.schedules import algorithms_of
@@ -66,6 +69,8 @@ class CheckResult(ShownRollout):
     """Fields of the task that a reward function reads and the agent gets."""
     causes: Sequence[str] = ()
     """Sentences on what keeps the rewards low."""
+    room: RowRoom | None = None
+    """None for tiny models, for engines that compute elsewhere, and where the first rollout failed."""
     speed: Speed | None = None
     """Of the rollouts measured together; None where one alone was made, or nothing would be trained."""
 
@@ -260,8 +265,26 @@ async def check_agent(
             trains=trains,
             shared_fields=shared_fields(config, rows[0]),
             causes=causes(Sample(rollouts=rollouts, calls=calls, max_tokens=config.model.max_tokens)),
+            room=await _room(config, models, calls, progress) if len(rollouts) > 1 else None,
             speed=speed,
         )
+
+
+async def _room(
+    config: Config, models: Mapping[str, FoundModel], calls: Sequence[Call], progress: Progress
+) -> RowRoom | None:
+    """Measured while the sampler runs, with which the learner shares the device."""
+    [alias, *others] = models or [""]
+    if not models or others or models[alias].size.tiny:
+        return None
+    needs = EngineNeeds(reference=any(one.needs_reference for one in algorithms_of(config).values()))
+    setup = engine_setup(config, needs, work_dir=Path())
+    fits = await longest_row(models[alias].folder, setup, frozenset(secret_variables(config.model_dump())))
+    if fits is None:
+        return None
+    room = RowRoom(fits=fits, longest=max((call.prompt_tokens + len(call.sampled_ids) for call in calls), default=0))
+    progress.note(room.sentence)
+    return room
 
 
 async def _first(

@@ -45,6 +45,28 @@ def machine_notes(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowRoom:
+    """Tokens of the longest row: what the device can train, and what the agent made."""
+
+    fits: int
+    longest: int
+
+    @property
+    def sentence(self) -> str:
+        more = (
+            ""
+            if self.longest <= self.fits
+            else ": let the agent take fewer turns, or train an adapter (engine.lora_rank)"
+        )
+        return f"long rows: {self.fits:,} tokens fit, measured; your longest was {self.longest:,}{more}"
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The numbers, by name."""
+        return {"tokens_fit": self.fits, "longest_row": self.longest}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     """Estimates from rollouts that were measured together."""
 

@@ -32,6 +32,7 @@ MAX_LOOKED = 64
 """Rows of a step among which the one that costs least is chosen."""
 MIN_TRAINED = 16
 """Trained tokens from which on a row says enough."""
+MAX_TRIES = 3
 TIMEOUT_S = 60.0
 """A busy sampler may let a request wait as long; it is then not checked."""
 TOLERANCES = {"float32": 0.005, "bfloat16": 0.2}
@@ -132,9 +133,7 @@ class WeightProbe:
             "sampling_params": {"temperature": 0.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": 0},
         }
         try:
-            reply = await client.post(f"{url.rstrip('/')}{GENERATE}", json=body)
-            reply.raise_for_status()
-            answer = reply.json()
+            answer = await _posted(client, f"{url.rstrip('/')}{GENERATE}", body)
             tables = answer.get("prompt_logprobs_by_server") or [answer["prompt_logprobs"]]
             names = [url] if len(tables) == 1 else [f"{url} (server {place})" for place in range(len(tables))]
             return {name: _numbers(table, tokens) for name, table in zip(names, tables, strict=True)}
@@ -145,6 +144,18 @@ class WeightProbe:
                     f"the weights of the sampler at {url} are not checked: {type(error).__name__}: {error}"
                 )
             return {}
+
+
+async def _posted(client: httpx.AsyncClient, url: str, body: JSON) -> Any:
+    """The JSON of an answer. A sampler that dies meanwhile is back at its URL: it is asked again."""
+    for tries_left in reversed(range(MAX_TRIES)):
+        try:
+            reply = await client.post(url, json=body)
+            reply.raise_for_status()
+            return reply.json()
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
+            if not tries_left:
+                raise
 
 
 def _row(minibatches: Iterable[Sequence[TrainingSequence]]) -> TrainingSequence | None:

@@ -54,6 +54,7 @@ from agentlightning.engines.local.model import (
     is_tiny,
     load_model,
     narrowed,
+    recomputable,
     recompute,
     settle,
     write_model,
@@ -85,6 +86,8 @@ from agentlightning.runtime.watchdog import HangLimits, beat_to_parent
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TokenNumbers, TrainingSequence
 
 LOGITS_AT_ONCE, CUDA_LOGITS_AT_ONCE = 1 << 23, 1 << 28
+MAX_KEPT_MICROBATCHES = 2
+"""A longer row is computed again in the backward pass, a third slower, in place of keeping its activations."""
 
 log = logging.getLogger("agentlightning.learner")
 
@@ -156,8 +159,15 @@ class Learner:
             add_dropout(self.model, config.dropout, self._noise, lambda: self._training)
         if config.packing == "prefix_tree":
             grow_trees(self.model, self._folder)
+        layers = recomputable(self.model)
         if config.gradient_checkpointing:
-            recompute(self.model, self._folder)
+            if not layers:
+                raise ModelError(f"model {self._folder}: {type(self.model).__name__} has no layer to recompute")
+            recompute(layers)
+        # Several ranks compute batches of different lengths together; dropout would draw other noise the second time.
+        spare = config.gradient_checkpointing or config.dropout or self.ranks.count > 1
+        self._recomputed = [] if spare else layers
+        """Layers to compute again in the backward pass of a row that outgrows its micro-batch."""
         self._critic = self._new_critic()
         copied = setup.needs.reference and self._adapter is None
         self._reference = copy.deepcopy(self.model).requires_grad_(False) if copied else None
@@ -426,6 +436,8 @@ class Learner:
     def _backward(self, batch: Batch, loss: Loss) -> tuple[list[Tensor], Tensor]:
         """Reports of its pieces, and ratios and entropies of its masked tokens."""
         where = [(row, at - 1) for row, s in enumerate(batch.sequences) for at, sampled in enumerate(s.mask) if sampled]
+        kept = MAX_KEPT_MICROBATCHES * self._config.max_tokens_per_microbatch
+        recompute(self._recomputed, batch.tokens_BT.numel() > kept)
         states_NX = self._states(self.model, batch).flatten(0, 1)[batch.pick(where)]
         # The graph is cut at the states, so that the logits of one piece at a time exist.
         cut_NX = states_NX.detach().requires_grad_()

@@ -370,13 +370,15 @@ def grow_trees(model: Any, folder: Path) -> None:
     attend_in_trees(model)
 
 
-def recompute(model: Any, folder: Path) -> None:
-    """Gradient checkpointing: each layer is computed again in the backward pass, and keeps no activations."""
+def recomputable(model: Any) -> list[Any]:
+    """The layers that can be computed again in the backward pass; none in models of another build."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    found = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not found:
-        raise ModelError(f"model {folder}: {type(model).__name__} has no layer to recompute")
-    for layer in found:
-        layer.gradient_checkpointing = layer.training = True  # training of the layer alone: its dropout stays off
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def recompute(layers: Iterable[Any], on: bool = True) -> None:
+    """Gradient checkpointing: each layer is computed again in the backward pass, and keeps no activations."""
+    for layer in layers:
+        layer.gradient_checkpointing = layer.training = on  # training of the layer alone: its dropout stays off
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
