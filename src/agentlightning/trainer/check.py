@@ -279,7 +279,11 @@ async def _room(
         return None
     needs = EngineNeeds(reference=any(one.needs_reference for one in algorithms_of(config).values()))
     setup = engine_setup(config, needs, work_dir=Path())
-    fits = await longest_row(models[alias].folder, setup, frozenset(secret_variables(config.model_dump())))
+    try:
+        fits = await longest_row(models[alias].folder, setup, frozenset(secret_variables(config.model_dump())))
+    except AgentLightningError as error:  # the check itself is done
+        progress.note(f"the longest row that fits was not measured: {error}")
+        return None
     if fits is None:
         return None
     room = RowRoom(fits=fits, longest=max((call.prompt_tokens + len(call.sampled_ids) for call in calls), default=0))
