@@ -12,6 +12,7 @@ if __name__ == "__main__":
     hide_memory()  # before anything else is imported
 
 import argparse
+import ctypes
 import sys
 import threading
 import time
@@ -47,16 +48,16 @@ def longest_row(
 ) -> int | None:
     """At most `context`. None where two rows are too short to tell, or the device does not say its memory."""
     _train(learner, 16)  # the optimizer's moments are there from now on
-    left, before, started = free(device), used(device), time.perf_counter()
-    small = peak(device, lambda: _train(learner, min(FIRST, context)))
+    left, started = free(device), time.perf_counter()
+    small = growth(device, lambda: _train(learner, min(FIRST, context)))
     fitting = int(SECONDS / (time.perf_counter() - started) * FIRST)
     second = min(context, LAST, max(2 * FIRST, fitting))
     if second <= FIRST:
         return context
-    token = (peak(device, lambda: _train(learner, second)) - small) / (second - FIRST)
+    token = (growth(device, lambda: _train(learner, second)) - small) / (second - FIRST)
     if left is None or token <= 0:
         return None
-    overhead = max(0.0, small - before - token * FIRST)
+    overhead = max(0.0, small - token * FIRST)
     fits = int((SHARE * left - overhead) / token) // ROUNDED * ROUNDED
     return min(context, max(second, fits))
 
@@ -83,13 +84,18 @@ def used(device: str) -> int:
     return torch.cuda.memory_allocated(device) if device.startswith("cuda") else psutil.Process().memory_info().rss
 
 
-def peak(device: str, work: Callable[[], None]) -> int:
-    """Bytes in use at most while it works."""
+def growth(device: str, work: Callable[[], object]) -> int:
+    """Bytes that are in use at most while it works, beyond those before."""
     if device.startswith("cuda"):
+        before = used(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
-        return torch.cuda.max_memory_allocated(device)
-    most, done = used(device), threading.Event()
+        return torch.cuda.max_memory_allocated(device) - before
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # memory that was freed and not given back would hide what is taken now
+        libc.malloc_trim(0)
+    most = before = used(device)
+    done = threading.Event()
 
     def watch() -> None:
         nonlocal most
@@ -103,7 +109,7 @@ def peak(device: str, work: Callable[[], None]) -> int:
     finally:
         done.set()
         watcher.join()
-    return max(most, used(device))
+    return max(most, used(device)) - before
 
 
 def main() -> int:
