@@ -42,7 +42,7 @@ def plain_gradients(folder: Path, row: TrainingSequence) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tokens", "bound_mb"), [(8192, 64), pytest.param(65536, 400, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("tokens", "bound_mb"), [(8192, 96), pytest.param(65536, 768, marks=pytest.mark.long)])
 @pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
 def test_a_row_of_many_micro_batches_trains_exactly_within_a_bound_of_memory(
     build: Callable[..., Path], tokens: int, bound_mb: int, packing: str
@@ -52,7 +52,6 @@ def test_a_row_of_many_micro_batches_trains_exactly_within_a_bound_of_memory(
         folder, LearnerSetup(config=EngineConfig(device="cpu", dtype="float32", packing=packing), threads=1)
     )
     grown = growth("cpu", lambda: learner.forward_backward([row], Loss(name="sft")))
-    print(f"{tokens} tokens, {packing}: {grown / (1 << 20):.0f} MB")
     assert grown < bound_mb << 20
     found = [parameter.grad for parameter in learner.model.parameters() if parameter.grad is not None]
     for ours, theirs in zip(found, plain_gradients(folder, row), strict=True):
