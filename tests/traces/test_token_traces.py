@@ -24,7 +24,7 @@ from agentlightning.records import Call, Finish, NewRollout, Reward, Rollout, Sa
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.traces.episodes import TraceFileReader
-from agentlightning.traces.export import WRITERS, TraceExport
+from agentlightning.traces.export import WRITERS, TokenTraceExport
 from agentlightning.traces.importer import TraceImport
 from agentlightning.training_types import Trajectory
 
@@ -82,8 +82,8 @@ async def recorded(store: LightningStore, calls: int = 5) -> None:
     await store.finish([Finish(lease=failing.lease, state="failed", error="no luck")])
 
 
-async def exported(store: LightningStore, form: str, file: Path, run: str = "run") -> TraceExport:
-    done = TraceExport(store=store, run_id=run, form=form)
+async def exported(store: LightningStore, form: str, file: Path, run: str = "run") -> TokenTraceExport:
+    done = TokenTraceExport(store=store, run_id=run, form=form)
     write(file, [row async for row in done.rows()])
     return done
 

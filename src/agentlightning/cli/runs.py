@@ -509,7 +509,7 @@ def _export_records(store: str | None, run: str, to: Path, format: Literal["json
 
 def _export_rows(store: str | None, run: str, to: Path, kind: RowForm, reward: str | None, bound: float | None) -> None:
     """bound: of messages the least reward, of preferences the least difference."""
-    from agentlightning.traces.export import TraceExport
+    from agentlightning.traces.export import TokenTraceExport
     from agentlightning.trainer.data.export_dataset import DatasetExport
 
     if to.exists():
@@ -519,7 +519,7 @@ def _export_rows(store: str | None, run: str, to: Path, kind: RowForm, reward: s
 
     async def work(opened: LightningStore) -> tuple[int, Counter[str]]:
         if kind in ("training-trace", "atif"):
-            traces = TraceExport(store=opened, run_id=run, form=kind)
+            traces = TokenTraceExport(store=opened, run_id=run, form=kind)
             return await _write_rows(traces.rows(), to), traces.left_out
         rows = DatasetExport(store=opened, run_id=run, reward=reward)
         found = rows.conversations(bound) if kind == "messages" else rows.preferences(bound or 0.0)

@@ -98,7 +98,7 @@ class Chart:
     y_ticks: Sequence[tuple[float, str]]
     x_label: str
     events: Sequence[tuple[float, str]]
-    """What happened, in order: its place along x, and its name."""
+    """Place along x and name of each event, in order."""
 
 
 def line_chart(

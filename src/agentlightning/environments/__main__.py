@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _sentence(name: str, cause: Exception) -> str:
-    """Why it failed, with the line of the environment's own code that raised."""
+    """The failure in a sentence, with the line of the environment's own code that raised."""
     if not isinstance(cause, AgentLightningError):
         return f"env {name}: {type(cause).__name__}: {cause}{at_line(cause)}"
     said = str(cause)

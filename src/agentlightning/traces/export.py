@@ -21,7 +21,7 @@ WRITERS: Mapping[str, Callable[[Rollout, Sequence[Call], Sequence[Reward]], JSON
 
 
 @dataclass(kw_only=True)
-class TraceExport:
+class TokenTraceExport:
     """The rollouts of one run, by their latest attempts."""
 
     store: LightningStore
