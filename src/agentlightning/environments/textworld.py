@@ -49,7 +49,7 @@ class TextWorld:
         self._size = {"nb_rooms": nb_rooms, "nb_objects": nb_objects, "quest_length": quest_length}
         self._max_calls = max_calls
         self._generator = threading.Lock()
-        """TextWorld's grammars and random numbers are the process's."""
+        """TextWorld's grammars, which also read games, and random numbers are the process's."""
         try:
             self._game(0)
         except Exception as cause:
@@ -63,7 +63,7 @@ class TextWorld:
             yield {"seed": one, "game": hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}
 
     async def play(self, task: JSON, llm: LLM) -> EpisodeResult:
-        game = _Episode(await asyncio.to_thread(self._compiled, task["seed"]))
+        game = _Episode(await asyncio.to_thread(self._compiled, task["seed"]), self._generator)
         try:
             return await play_episode(game, llm, max_calls=self._max_calls)
         finally:
@@ -116,8 +116,9 @@ class _Episode:
     system = SYSTEM
     tools = ()
 
-    def __init__(self, game: Path) -> None:
+    def __init__(self, game: Path, reading: threading.Lock) -> None:
         self._path = game
+        self._reading = reading
         self._game: Any = None
         self._state: Any = None
         self._score = 0.0
@@ -146,5 +147,7 @@ class _Episode:
 
     def _open(self) -> None:
         wanted = ("score", "max_score", "won", "lost", "objective", "description")
-        self._game = textworld.start(str(self._path), request_infos=textworld.EnvInfos(**dict.fromkeys(wanted, True)))
-        self._state = self._game.reset()
+        infos = textworld.EnvInfos(**dict.fromkeys(wanted, True))
+        with self._reading:
+            self._game = textworld.start(str(self._path), request_infos=infos)
+            self._state = self._game.reset()
