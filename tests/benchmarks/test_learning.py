@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from claim import Cell, Claim, Outcome  # noqa: E402
 from credit_tasks import TASKS  # noqa: E402
 
 import learning  # noqa: E402
-from agentlightning.demo import lookup  # noqa: E402
+from agentlightning.demo import lookup, tiny_model  # noqa: E402
 
 MIN_TURNS = {"calculator": 1.5, "rag-2wiki": 1.5, "text_to_sql-generated": 1.2}
 """Of a rollout, after few epochs: the calculator is called, paragraphs are searched, and what fails is rewritten."""
@@ -113,6 +114,13 @@ def test_an_arm_that_a_claim_lacks_is_refused_with_those_it_has() -> None:
     assert "--arms: expected some of sync, async, got 'late'" in done.stderr
 
 
+def test_the_kept_results_are_of_claims_and_arms_that_exist() -> None:
+    kept = json.loads((REPOSITORY / "benchmarks" / "results" / "credit.json").read_text())
+    assert {name: set(arms) <= set(learning.load(name).arms) for name, arms in kept.items()} == dict.fromkeys(
+        kept, True
+    )
+
+
 def test_idle_is_the_time_in_which_the_trainer_waits_and_too_few_rollouts_run() -> None:
     from asynchronous import idle
 
@@ -124,6 +132,16 @@ def test_idle_is_the_time_in_which_the_trainer_waits_and_too_few_rollouts_run() 
 
 
 # --- the examples -------------------------------------------------------------------------------------------------------
+
+
+def test_every_example_has_the_files_that_its_claims_run() -> None:
+    from example_runs import EXAMPLES
+
+    for example in EXAMPLES.values():
+        assert (example.path / example.config).is_file()
+        assert {file.name for file in example.path.iterdir()} >= {
+            *("agent.py", "data.py", "warm_start.py", "pretrained.toml", "README.md", "curve.png")
+        }
 
 
 @pytest.mark.parametrize("example", ["calculator", "text_to_sql", "rag"])
@@ -171,6 +189,34 @@ async def test_an_agent_follows_its_demonstrator_who_mostly_fails_and_sometimes_
         assert len(model.decided) == task.decisive
         assert not model.decided or model.decided == rewards[-1:]
     assert 0.05 < sum(rewards) / len(rewards) < 0.5
+
+
+@pytest.mark.slow
+def test_calls_continue_each_other_and_a_fork_is_where_its_record_was(tmp_path: Path) -> None:
+    from credit_agents import Execution, Words
+
+    task, rng = TASKS["retrieval"], Random(0)
+    row = next(row for row in iter(lambda: task.sample(rng, "train"), None) if len(row["queries"]) == 3)
+    said = [*(f"<find>{query}</find>" for query in row["queries"]), f"Answer: {row['answer']}"]
+    tiny_model.build(tmp_path, [row["question"], *said], special_words=task.special_words)
+    words = Words(tmp_path)
+
+    def answer(execution: Execution, text: str) -> None:
+        ids = words.encode([{"role": "assistant", "content": text}])[1:-1]  # without its own role and the next one's
+        execution.answer(ids, [0.0] * len(ids))
+
+    whole = Execution("1/0", row, task.solve, words)
+    for text in said:
+        answer(whole, text)
+    fork = whole.fork("1/0+0", 2)
+    answer(fork, said[2])
+    answer(fork, "Answer: nobody")
+    record, forked = whole.trajectory(steps=True), fork.trajectory(steps=True)
+    assert (record.reward, forked.reward) == (1.0, 0.0)
+    assert [one.parent is None for one in record.transitions] == [True, False, False, False]
+    assert [one.prompt_ids for one in forked.transitions] == [one.prompt_ids for one in record.transitions[2:]]
+    assert forked.replayed == {f"1/0+0/0{place}": f"1/0/0{place}" for place in (0, 1)}
+    assert [one.reward for one in record.transitions] == [0.2, 0.2, 0.2, 0.0]
 
 
 def demonstrated(prompt: str) -> float:
@@ -226,3 +272,41 @@ def test_a_quick_run_of_every_claim_prints_its_figures(name: str, tmp_path: Path
         assert all(row["rollout/forked_calls"] == 0 and row["rollout/failed"] == 0 for row in steps)
         assert statistics.fmean(row["rollout/turns"] for row in steps) > MIN_TURNS[name]
         assert found["trained"]["rollouts"] == sum(row["rollout/count"] for row in steps)
+
+
+def test_named_rewards_and_data_sets_of_a_greedy_evaluation_have_their_means(tmp_path: Path) -> None:
+    from example_runs import parts
+
+    assert asyncio.run(_parts(tmp_path / "agl.db", parts)) == [{"mawps": 0.5, "repaired": 0.5, "svamp": 1.0}, {}]
+
+
+async def _parts(database: Path, parts: Any) -> list[dict[str, float]]:
+    from agentlightning.records import Finish, NewRollout, Reward, WorkerStatus
+    from agentlightning.store.open import open_store
+
+    evaluated = [("eval:0:greedy:0", "mawps", 1.0), ("eval:0:greedy:1", "mawps", 0.0)]
+    evaluated += [("eval:0:greedy:2", "svamp", 1.0), ("eval:0:sampled:0", "mawps", 1.0), ("a task", "mawps", 1.0)]
+    async with open_store(f"sqlite:///{database}") as store:
+        await store.create_run("run", {}, "run")
+        await store.enqueue(
+            [
+                NewRollout(
+                    run_id="run",
+                    task={"set": source, "right": right},
+                    group_id=group,
+                    step=0,
+                    mode="eval" if group.startswith("eval") else "train",
+                )
+                for group, source, right in evaluated
+            ]
+        )
+        worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+        for claimed in await store.claim(worker, limit=5):
+            place = {"run_id": "run", "rollout_id": claimed.rollout.id, "attempt": 1, "source": "return"}
+            values = {"repaired": 0.5, "reward": claimed.rollout.task["right"]}  # the last is the rollout's
+            rewards = tuple(
+                Reward(id=f"{claimed.rollout.id} {name}", name=name, value=value, **place)
+                for name, value in values.items()
+            )
+            await store.finish([Finish(lease=claimed.lease, state="succeeded", rewards=rewards)])
+    return [await parts(database, step) for step in (0, 1)]

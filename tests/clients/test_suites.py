@@ -16,6 +16,8 @@ SUITES = [
     Suite("langchain", "clients-langchain", options=(*LANGCHAIN, "-k", "not TestChat"), least=156),
     Suite("openai", "clients-sdks", source=SourceTests("openai", "OPENAI_BASE_URL", "gpt-6-astra"), least=110),
     Suite("anthropic", "clients-sdks", source=SourceTests("anthropic", "ANTHROPIC_BASE_URL", "model_id"), least=150),
+    Suite("pydantic_ai_surface", "clients-sdks", least=24),
+    Suite("litellm_surface", "frameworks-agents", least=14),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,12 @@ from typing import Any
 
 import pytest
 from scripted import run_agent
+
+from agentlightning.gateway.policy.response_decoder import ResponseDecoder
+from agentlightning.protocols.base import CompletionRequest, assistant_message
+from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.graph import RequestView
+from agentlightning.rendering.renderer import Renderer
 
 EXAMPLE = "calculator"
 
@@ -36,6 +43,14 @@ def data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             file.writelines(json.dumps(line) + "\n" for line in lines)
     monkeypatch.setenv("AGL_DATA", str(tmp_path))
     return tmp_path
+
+
+def test_the_calculator_names_its_results_and_says_what_kind_they_are(module: Callable[[str], ModuleType]) -> None:
+    calculator = module("word_problem").Calculator([Fraction(6), Fraction(4)])
+    replies = [calculator.calculate(text) for text in ("N0 + N1", "N1 - N0", "N0 / N1", "R0 * R2", "N0 + N7", "N0")]
+    assert replies == ["ok R0", "neg R1", "frac R2", "ok R3", "err", "err"]
+    assert calculator.is_right("answer R3", "15")
+    assert not any(calculator.is_right(reply, "15") for reply in ("answer R0", "R3", "answer 15", "answer R9", ""))
 
 
 def test_questions_that_differ_in_numbers_only_have_one_template_and_one_side(
@@ -150,3 +165,31 @@ async def test_a_real_model_is_shown_the_question_as_it_is_and_judged_by_its_ans
     sent_back = [message["content"] for message in requests[-1]["messages"] if message["role"] == "tool"]
     assert sent_back[0] == "9"
     assert sent_back[1].startswith("error: expected numbers")
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        "<tool> N0 - N1 </tool> <|end|>",
+        "<tool> <tool> N0 </tool> N1 </tool> <|end|>",  # parsed, it would not be rendered to the same tokens
+        "N0 <tool> N1 </tool> how <|end|>",
+        "<tool> N0 -",  # cut at the most tokens of a call
+    ],
+)
+async def test_the_next_prompt_begins_with_the_very_tokens_that_were_sampled(
+    module: Callable[[str], ModuleType], tokenizer: Any, tmp_path: Path, sampled: str
+) -> None:
+    renderer = Renderer(tmp_path)
+    sampled_ids = renderer.encode(sampled)
+    decoder = ResponseDecoder(renderer, CompletionRequest(model="", messages=[], parse_tools=True), "", "c")
+    decoder.sampled.ids = sampled_ids
+    decoder.finish()
+    answer = assistant_message(decoder.choice())
+    _, (first, second) = await run_agent(module("agent").solve, [answer, {"content": "answer R0"}], TASK)
+    conversation = Conversation(renderer)
+    plan = conversation.plan(RequestView.of(first["messages"], first["tools"]))
+    conversation.record(plan, "a", sampled_ids, answer)
+    following = conversation.plan(RequestView.of(second["messages"], second["tools"]))
+    assert following.fork_cause is None
+    assert following.prompt_ids[: len(plan.prompt_ids) + len(sampled_ids)] == plan.prompt_ids + sampled_ids

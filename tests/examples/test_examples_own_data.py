@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -125,3 +126,44 @@ def test_a_file_that_holds_something_else_is_refused_by_row(
     options = ["--slice", "spider"] if "text_to_sql" in str(example.__file__) else []
     with pytest.raises(SystemExit, match=says):
         example.main(["--data", str(write(tmp_path / "mine.jsonl", [row])), "--to", str(tmp_path / "model"), *options])
+
+
+@pytest.mark.parametrize(
+    ("example", "options", "says"),
+    [
+        ("text_to_sql", "--data mine.jsonl --to m", "--data: the generated demonstrations use no labels; give it with"),
+        (
+            "calculator",
+            "--data mine.jsonl --to m --slice all",
+            "--data: your own questions in place of those of --slice",
+        ),
+        ("rag", "--to m --control --epochs 3", "not allowed with argument"),
+        pytest.param(
+            *("text_to_sql", "--to m --large", "--large: engine.device: torch cannot use 'cuda' on this machine"),
+            marks=pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU"),
+        ),
+    ],
+    indirect=["example"],
+)
+def test_options_that_do_not_go_together_are_refused(
+    example: ModuleType, options: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        example.main(options.split())
+    assert says in capsys.readouterr().err
+    assert not Path("m").exists()
+
+
+@pytest.mark.parametrize("example", ["rag"], indirect=True)
+def test_names_in_lower_case_are_the_titles_of_the_corpus(example: ModuleType) -> None:
+    names = importlib.import_module("names")
+    titles = names.title_keys(["Blue Moon", "Blue Moon of Ohio", "Ann Lee", "The", "Who"])
+    text = "who sang blue moon of ohio, ann lee's song, on 3 may 1934 for 1,200 of the blue moon club?"
+    assert [piece for piece in names.pieces(text, "question", titles) if piece[0] != "word"] == [
+        ("name", "blue moon of ohio"),
+        ("name", "ann lee"),
+        ("date", "3 may 1934"),
+        ("number", "1,200"),
+        ("name", "blue moon"),
+    ]
+    assert names.pieces("Who sang blue moon?", "question", titles) == names.pieces("Who sang blue moon?", "question")

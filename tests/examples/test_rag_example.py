@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -53,6 +54,24 @@ def clear_caches() -> None:
 def task(**other: Any) -> dict[str, Any]:
     row = {"question": QUESTION, "answer": "Ohio", "aliases": ["the state of Ohio"], "supporting": ["song", "ann"]}
     return {**row, "draw": 0, "blanked": 0.0, **other}
+
+
+def test_names_dates_and_numbers_are_found_by_spelling(module: Callable[[str], ModuleType]) -> None:
+    pieces = module("names").pieces("In May 1934 Ann Lee of St. Louis sold 1,200 copies. She left.", "paragraph")
+    assert pieces[:2] == (("word", "in"), ("date", "May 1934"))
+    assert ("name", "Ann Lee of St. Louis") in pieces
+    assert ("number", "1,200") in pieces
+    assert pieces[-3:] == (("word", "she"), ("word", "left"), ("word", "."))
+
+
+def test_a_search_shows_the_best_paragraph_that_was_not_shown(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    retriever = module("retriever")
+    session = retriever.Session(retriever.retriever())
+    shown = [session.search(query) for query in ("Ann Lee", "Ann Lee", "Ann Lee", "xyzzy", "")]
+    assert [paragraph and paragraph.id for paragraph in shown] == ["ann", "song", None, None, None]
+    assert session.found == {"ann", "song"}
 
 
 @pytest.mark.parametrize(
@@ -119,6 +138,25 @@ def search(query: str) -> dict[str, Any]:
     return {"tool_calls": [{"type": "function", "function": function}]}
 
 
+@pytest.mark.parametrize(("queries", "last"), [([0, 1], "done"), ([], "done"), ([0, 1], "E1"), ([0, 1, 0, 0, 0], None)])
+async def test_the_searcher_finds_names_until_it_ends(
+    module: Callable[[str], ModuleType], data_root: Path, queries: list[int], last: str | None
+) -> None:
+    names = module("names").Names(QUESTION, 0)
+    question = names.question()
+    first = names.paragraph("Blue Moon", PARAGRAPHS[0][2])
+    answers = [search(names.shown[query]) for query in queries] + ([{"content": last}] if last else [])
+    words, requests = await run_agent(module("agent").solve, answers, task())
+    assert words == (last or "")
+    assert len(requests) == len(answers)
+    assert requests[0]["messages"] == [{"role": "user", "content": question}]
+    assert requests[0]["tools"][0]["function"]["name"] == "search"
+    if queries:
+        assert requests[-1]["messages"][1]["role"] == "assistant"
+    if len(queries) > 1:
+        assert requests[1]["messages"][2]["content"] == first
+
+
 def spans(module: Callable[[str], ModuleType], task: dict[str, Any]) -> tuple[Any, str]:
     """The names after two searches, and that of Ohio."""
     names, context = module("agent").spanned(task)
@@ -128,6 +166,20 @@ def spans(module: Callable[[str], ModuleType], task: dict[str, Any]) -> tuple[An
     return names, next(name for name in names.shown if names.query(name) == "Ohio")
 
 
+async def test_an_answer_is_the_text_of_a_span_that_was_shown(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    names, ohio = spans(module, task())
+    searches = [search("question"), search(names.shown[1])]
+    words, requests = await run_agent(module("agent").solve_span, [*searches, {"content": f"answer {ohio}"}], task())
+    assert words == "Ohio"
+    shown = requests[1]["messages"][2]["content"].split()
+    assert names.query(shown[0]) == "Blue Moon", "the whole question was searched for"
+    for wrong in ("answer E", "answer Ohio", ohio, f"answer {ohio} {ohio}", "done"):
+        words, _ = await run_agent(module("agent").solve_span, [*searches, {"content": wrong}], task())
+        assert words == ""
+
+
 async def test_the_reader_of_a_real_model_sees_text(module: Callable[[str], ModuleType], data_root: Path) -> None:
     answers = [search("Blue Moon song"), search("Ann Lee"), {"content": "She is from there.\nAnswer: Ohio"}]
     words, requests = await run_agent(module("agent").solve_text, answers, task())
@@ -135,3 +187,14 @@ async def test_the_reader_of_a_real_model_sees_text(module: Callable[[str], Modu
     assert requests[0]["messages"][0]["role"] == "system"
     assert requests[0]["messages"][1] == {"role": "user", "content": QUESTION}
     assert requests[2]["messages"][-1]["content"] == f"{PARAGRAPHS[1][1]}: {PARAGRAPHS[1][2]}"
+
+
+async def test_a_gold_trace_searches_for_the_gold_paragraphs_and_answers(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    gold = module("gold_traces")
+    trace, *_ = await gold.traces(module("agent").solve_text, gold.rag(random.Random(0)), 9)
+    answers = [one for one in trace["messages"] if one["role"] == "assistant"]
+    assert [len(one.get("tool_calls", [])) for one in answers] == [1, 1, 0]
+    assert answers[-1]["content"] == "Answer: Ohio"
+    assert trace["tools"][0]["function"]["name"] == "search"

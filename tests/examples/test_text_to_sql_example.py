@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -184,3 +185,33 @@ async def test_an_error_goes_to_the_rewriter_and_rows_go_to_the_checker(
     assert requests[-1][2::2] == told
     for earlier, later in pairwise(requests):
         assert later[: len(earlier)] == earlier, "all agents read and write one conversation"
+
+
+async def test_a_real_model_is_told_its_parts_and_shown_the_rows(module: Module, spider_root: Path) -> None:
+    task = module("data").full_train()[1]
+    answers = [
+        "```sql\nSELECT name FROM head\n```",
+        "WRONG: the age is missing.",
+        "SELECT age, name FROM head ORDER BY age",
+        "RIGHT",
+    ]
+    reward, requests = await run_team(module("agent").solve_text, task, answers)
+    assert reward == 1.0, "columns may come in any order"
+    last = requests[-1]
+    assert "department(" in last[1]
+    assert "Question: List the name and age" in last[1]
+    assert last[3].startswith("The database returned:\n3 row(s)\nAnn Bo\nCy\nDi")
+    assert last[5].startswith("Rewriter:")
+
+
+async def test_gold_traces_are_the_teams_own_conversations_and_a_mistake_is_not_imitated(
+    module: Module, spider_root: Path
+) -> None:
+    gold = module("gold_traces")
+    right, repaired = await gold.traces(module("agent").solve_text, gold.text_to_sql(random.Random(1)), 2)
+    said = [one["content"] for one in right["messages"] if one["role"] == "assistant"]
+    assert said[0].startswith("```sql\nSELECT")
+    assert said[1:] == ["RIGHT"]
+    answers = [one for one in repaired["messages"] if one["role"] == "assistant"]
+    assert [one.get("weight", 1) for one in answers] == [0, 1, 1, 1]
+    assert [one["content"] for one in answers[1::2]] == ["WRONG", "RIGHT"]

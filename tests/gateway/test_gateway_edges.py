@@ -30,6 +30,13 @@ async def test_the_key_alone_names_the_attempt(house: House) -> None:
     assert len(await house.store.calls([claim.rollout.id])) == 1
 
 
+@pytest.mark.parametrize("key", ["sk-agl-x", "sk-agl-" + "A" * 46])
+async def test_a_forged_key_is_refused(house: House, key: str) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI, headers=bearer(key))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
 async def test_a_path_without_key_opens_a_server_without_a_key_on_this_machine_only(house: House) -> None:
     claim = await house.claim()
     url = f"{path(claim)}/v1/chat/completions"

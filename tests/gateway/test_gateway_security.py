@@ -59,6 +59,27 @@ async def test_an_agent_sets_no_reward_unless_the_run_says_so(house: House, conf
     assert await house.store.rewards([claim.rollout.id]) == []
 
 
+async def test_a_key_opens_its_own_attempt_only_and_only_while_it_runs(house: House) -> None:
+    mine, other = await house.claim("a"), await house.claim("b")
+    http = house.http(address="10.0.0.5", adds_keys=False)
+    url = f"{path(other)}/v1/chat/completions"
+    assert (await http.post(url, json=HI, headers=bearer(mine.key))).status_code == 403
+    assert (await http.post(url, json=HI)).status_code == 401
+    assert (await http.post(url, json=HI, headers=bearer(SERVER_KEY))).status_code == 401
+    assert (await http.post(url, json=HI, headers={"x-api-key": other.key})).status_code == 200
+    await house.store.finish([Finish(lease=mine.lease, state="failed", error="x")])
+    reply = await house.http(house.gateway()).post("/v1/chat/completions", json=HI, headers=bearer(mine.key))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (410, "attempt_over")
+
+
+@pytest.mark.parametrize("verb", ["runs", "signing_secret", "claim", "append_calls"])
+async def test_a_key_of_an_attempt_opens_nothing_of_the_store(house: House, verb: str) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(f"/api/{verb}", json={}, headers=bearer(claim.key))
+    assert reply.status_code == 401
+    assert set(reply.json()) == {"error"}
+
+
 # --- the server key ---------------------------------------------------------------------------------------------------
 
 
@@ -214,6 +235,25 @@ async def small_edge(
     content = send() if send is not None else b"{}"
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         return await http.post("/", content=content, headers={"content-type": "application/json", **headers})
+
+
+@pytest.mark.parametrize("length", ["101", "9" * 5000, "-1", "1e3", "0x10"])
+async def test_a_body_that_announces_too_much_is_not_read(length: str) -> None:
+    async def never() -> AsyncIterator[bytes]:
+        raise AssertionError("it was read")
+        yield b""
+
+    reply = await small_edge(never, **{"content-length": length})
+    assert reply.status_code == 413
+    assert reply.json()["error"]["message"] == "the body is larger than 100 bytes"
+
+
+async def test_a_body_that_grows_too_large_is_refused() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"x" * 10
+
+    assert (await small_edge(parts)).status_code == 413
 
 
 async def test_a_body_that_does_not_arrive_is_refused() -> None:
