@@ -1,6 +1,9 @@
-"""The records of the project as frozen types: what a store keeps and a gateway records. Every other module speaks in
-these; the types of learning are in training_types.py. Ids of rollouts, calls and rewards are UUIDv7 strings and sort by
-creation time; so do ids of runs, which are readable."""
+"""The records of the project as frozen types: what a store keeps and a gateway records.
+
+Every other module speaks in these; the types of learning are in training_types.py. It holds no behaviour and imports nothing
+but the standard library: an agent machine loads it in milliseconds. Times are nanoseconds since the epoch, UTC. Ids of
+rollouts, calls and rewards are UUIDv7 strings and sort by creation time; so do ids of runs, which are readable.
+"""
 
 from __future__ import annotations
 
@@ -284,8 +287,11 @@ class ImageSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One model call, stored by what its parent call did not have. The full prompt is the parent's prompt, the parent's
-    sampled ids, then ``suffix_ids``, so that a conversation of T turns costs O(total tokens), not O(T²)."""
+    """One model call, stored by what its parent call did not have.
+
+    The full prompt is the parent's prompt, the parent's sampled ids, then ``suffix_ids``, so that a conversation of T turns
+    costs O(total tokens), not O(T²).
+    """
 
     id: str
     run_id: str

@@ -1,6 +1,8 @@
-"""Frozen types of learning: transitions of a trajectory, the sequences that an engine trains on, and its losses. Made
-by adapters from what a store keeps (types.py), given rewards and advantages by algorithms, trained on by engines. Like
-types.py it holds no behaviour and loads in milliseconds."""
+"""Frozen types of learning: transitions of a trajectory, the sequences that an engine trains on, and its losses.
+
+Made by adapters from what a store keeps (types.py), given rewards and advantages by algorithms, trained on by engines. Like
+types.py it holds no behaviour and loads in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """(state, action, reward) of one call: the MDP step of the unified data interface. As a call is stored, it holds
-    what its parent did not have, so that a rollout of T turns costs O(tokens)."""
+    """(state, action, reward) of one call: the MDP step of the unified data interface.
+
+    As a call is stored, it holds what its parent did not have, so that a rollout of T turns costs O(tokens).
+    """
 
     call_id: str
     suffix_ids: list[int]
@@ -166,9 +170,11 @@ class TokenNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """The per-token loss that an engine applies; see engines/losses.py for the formulas and their sources. The ratio of
-    a loss is policy / old_logprobs where sequences have them, else policy / sampler. The corrections (importance,
-    ratio_mask, off_policy_kl) act on the policy term alone, never on KL or entropy."""
+    """The per-token loss that an engine applies; see engines/losses.py for the formulas and their sources.
+
+    The ratio of a loss is policy / old_logprobs where sequences have them, else policy / sampler. The corrections
+    (importance, ratio_mask, off_policy_kl) act on the policy term alone, never on KL or entropy.
+    """
 
     name: str = "ppo_clip"
     """One of `LOSSES`, or a plug-in: ``file.py:name``, ``package.module:name``, or the name of an entry point."""
@@ -210,8 +216,10 @@ class Loss:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
     """One example of a preference loss: rows whose trained tokens are one completion, whatever number of calls it took.
+
     DPO compares chosen with rejected; KTO takes a completion that is either (the other is empty). Sequences need
-    `ref_logprobs`; their advantages and weights are not read."""
+    `ref_logprobs`; their advantages and weights are not read.
+    """
 
     chosen: list[TrainingSequence] = field(default_factory=list)
     rejected: list[TrainingSequence] = field(default_factory=list)

@@ -25,8 +25,10 @@ def full_messages(calls: Sequence[Call]) -> list[tuple[list[JSON], list[JSON] | 
 
 
 def conversations(calls: Sequence[Call]) -> list[JSON]:
-    """Rows ``{"messages", "tools"?}``, one for each conversation as far as it went, as fine-tuning formats have them. A
-    call that another one continues is part of that one's row. Calls (a), (a, b), (c) are rows (a, b) and (c)."""
+    """Rows ``{"messages", "tools"?}``, one for each conversation as far as it went, as fine-tuning formats have them.
+
+    A call that another one continues is part of that one's row. Calls (a), (a, b), (c) are rows (a, b) and (c).
+    """
     continued = {call.parent_id for call in calls}
     rows = []
     for call, (messages, tools) in zip(calls, full_messages(calls), strict=True):
@@ -38,8 +40,11 @@ def conversations(calls: Sequence[Call]) -> list[JSON]:
 
 def preference_row(better: Sequence[Call], worse: Sequence[Call]) -> JSON | None:
     """A row ``{"prompt", "chosen", "rejected", "tools"?}`` of messages, as preference trainers take them (TRL's
-    DPOTrainer, conversational format): what both rollouts begin with, and how each went on. None where a rollout is not
-    one conversation, where they begin otherwise or have other tools, or where they went the same way."""
+    DPOTrainer, conversational format): what both rollouts begin with, and how each went on.
+
+    None where a rollout is not one conversation, where they begin otherwise or have other tools, or where they went the
+    same way.
+    """
     rows = [conversations(better), conversations(worse)]
     if any(len(of_rollout) != 1 for of_rollout in rows):
         return None

@@ -1,6 +1,10 @@
-"""Recorded calls as if this model had made them: messages and completions, rendered by its own template. A conversation
-graph makes each prompt exactly as the gateway would, so that calls that continue each other become one row. Nothing is
-guessed: what the template does not write as the continuation of its own opening is left out, with the reason."""
+"""Recorded calls as if this model had made them: messages and completions, rendered by its own template.
+
+The offline trainer drives it to distil: a call that an external model answered has text and no token ids, and one of another
+policy has ids of another tokenizer. A conversation graph makes each prompt exactly as the gateway would, so that calls that
+continue each other become one row. Nothing is guessed: what the template does not write as the continuation of its own
+opening is left out, with the reason. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,11 @@ CUT = "length"
 def rendered(
     rollout: Rollout, calls: Iterable[Call], renderer: Renderer, taught: Callable[[Call], bool]
 ) -> Trajectory | str:
-    """The rollout with a transition for each of its calls that is `taught`; the reason where there is none. Only calls
-    of the latest attempt count; `calls` come in the order they finished. The sampler's logprobs are not known and stand
-    as 0, which no loss of imitation reads. The reward is NaN where none is known."""
+    """The rollout with a transition for each of its calls that is `taught`; the reason where there is none.
+
+    Only calls of the latest attempt count; `calls` come in the order they finished. The sampler's logprobs are not known and
+    stand as 0, which no loss of imitation reads. The reward is NaN where none is known.
+    """
     attempt = [call for call in calls if call.attempt == rollout.attempt]
     by_id = {call.id: call for call in attempt}
     conversation = Conversation(renderer)

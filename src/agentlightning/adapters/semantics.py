@@ -1,6 +1,10 @@
 """Semantics: the role of a span under each known convention. A model call, a tool, an agent, or none of these.
-Adapters, AIR and whoever names the agent of a call drive it. A span is somebody else's data: an attribute of another
-type than its convention says counts as absent, and nothing here raises."""
+
+Read are the GenAI semantic conventions of OpenTelemetry (and any-agent's, which came before them), OpenInference and our own
+names. Adapters, AIR and whoever names the agent of a call drive it. A span is somebody else's data: an attribute of another
+type than its convention says counts as absent, and nothing here raises. Pure; knows nothing of messages
+(`traces/genai_spans.py`) or of a span's relations (`span_tree.py`).
+"""
 
 from __future__ import annotations
 
@@ -133,8 +137,10 @@ def tool_use(span: Span) -> ToolUse | None:
 
 
 def error_of(span: Span) -> str | None:
-    """The span's error, in one text; None where it did not fail. Its status says whether; an exception that somebody
-    recorded and caught is no failure of the span."""
+    """The span's error, in one text; None where it did not fail.
+
+    Its status says whether; an exception that somebody recorded and caught is no failure of the span.
+    """
     if span.status != "error":
         return None
     for event in reversed(span.events):

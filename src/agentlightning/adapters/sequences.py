@@ -1,6 +1,8 @@
-"""Trajectories to sequences: the rows that an engine trains on, merged where one call continues another. LightningRL
-drives it after credit and advantage. It knows nothing of rewards: advantages and weights are given, by transition or by
-token, and merging changes how often a token is *read*, never how often or how strongly it is *trained*."""
+"""Trajectories to sequences: the rows that an engine trains on, merged where one call continues another.
+
+LightningRL drives it after credit and advantage. It knows nothing of rewards: advantages and weights are given, by
+transition or by token, and merging changes how often a token is *read*, never how often or how strongly it is *trained*.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,11 @@ def merge(
 
 
 def by_call(rows: Sequence[TrainingSequence], numbers: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Numbers of an engine for the tokens of `rows`, by transition and sampled token. The rows must have been made with
-    each transition's place, 0, 1, 2, …, as its advantage: that is how a merged row's calls are told apart. Rows O1 A1*
-    O2 A2* and O3 A3* of transitions (1, 3, 2) give [numbers of A1, A3, A2]."""
+    """Numbers of an engine for the tokens of `rows`, by transition and sampled token.
+
+    The rows must have been made with each transition's place, 0, 1, 2, …, as its advantage: that is how a merged row's
+    calls are told apart. Rows O1 A1* O2 A2* and O3 A3* of transitions (1, 3, 2) give [numbers of A1, A3, A2].
+    """
     found: dict[int, list[float]] = {}
     for row, of_tokens in zip(rows, numbers, strict=True):
         for start, end in row.segments:
@@ -71,9 +75,11 @@ def by_call(rows: Sequence[TrainingSequence], numbers: Sequence[Sequence[float]]
 
 
 def until_last_signal(row: TrainingSequence) -> TrainingSequence | None:
-    """The row up to the end of its last call with an advantage; None where no trained token has one. A policy loss has
-    no gradient in what is cut off, nor does anything before it read it. O1 A1* O2 A2* with the advantages 0.5 and 0: O1
-    A1*. Calls are whole, so that ratios of a call are what they were."""
+    """The row up to the end of its last call with an advantage; None where no trained token has one.
+
+    A policy loss has no gradient in what is cut off, nor does anything before it read it. O1 A1* O2 A2* with the
+    advantages 0.5 and 0: O1 A1*. Calls are whole, so that ratios of a call are what they were.
+    """
     learned = [any(compress(row.advantages[start:end], row.mask[start:end])) for start, end in row.segments]
     if not any(learned):
         return None
@@ -194,9 +200,11 @@ def _append(
 
 
 def completion_rows(trajectory: Trajectory, weights: Sequence[float] | None = None) -> list[TrainingSequence]:
-    """The rows of one rollout, whose trained tokens are what the model wrote. weights: of each transition's tokens;
-    None: 0. Rows are computed at temperature 1, whatever they were sampled at: the loss is about the model, not about
-    its sampling."""
+    """The rows of one rollout, whose trained tokens are what the model wrote.
+
+    weights: of each transition's tokens; None: 0. Rows are computed at temperature 1, whatever they were sampled at: the
+    loss is about the model, not about its sampling.
+    """
     plain = [replace(transition, temperature=1.0) for transition in trajectory.transitions]
     nothing = [0.0] * len(plain)
     given = nothing if weights is None else weights

@@ -1,5 +1,9 @@
-"""Side calls: calls that programs make beside their task, such as for a conversation's title. They are context.
-`algorithms/selection.py` leaves them out of training, and screens mark them."""
+"""Side calls: calls that programs make beside their task, such as for a conversation's title. They are context. Pure.
+
+`algorithms/selection.py` leaves them out of training, and screens mark them. A rule of shapes, not of texts, finds them, as
+OpenEnv's capture does, so that it holds for programs that nobody has looked at; two texts only narrow it down: what a later
+prompt quotes was part of the work, and so may be the last thing that a program asks.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +48,12 @@ NO_TEXTS = frozenset({"role", "type", "id", "tool_call_id", "name"})
 
 
 def side_calls(attempt: Sequence[Call]) -> dict[str, SideCallKind]:
-    """By the ids of an attempt's side calls, what each looks like. A call is one where others of its policy have tools
-    and it has none, its system prompt is none of theirs, nobody named its agent, it is no part of a conversation, and
-    no later prompt has what it said."""
+    """By the ids of an attempt's side calls, what each looks like. `attempt` is in the order in which calls finished.
+
+    A call is one where others of its policy have tools and it has none, its system prompt is none of theirs, nobody named
+    its agent, it is no part of a conversation, and no later prompt has what it said. Where no call with tools began after
+    it, it may have made the program's answer: then it has to look like a title or a probe.
+    """
     roots: dict[str, Call] = {}
     working: defaultdict[str, list[Call]] = defaultdict(list)
     prompts: defaultdict[str, set[str]] = defaultdict(set)

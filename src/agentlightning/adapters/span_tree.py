@@ -1,6 +1,9 @@
-"""The spans of one trace as a tree, whatever state they arrived in. Pure. Such a span stays, and only what is broken is
-lost: a parent that is not there is none, of two spans of one id the one that ended later counts, a circle is cut at its
-earliest span."""
+"""The spans of one trace as a tree, whatever state they arrived in. Pure.
+
+Programs export what they like: spans whose parents never came, spans twice, parents that go round in a circle. Such a
+span stays, and only what is broken is lost: a parent that is not there is none, of two spans of one id the one that
+ended later counts, a circle is cut at its earliest span.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +75,12 @@ class SpanTree:
         return self._adopted(top) if top.parent_id is not None else None
 
     def agent(self, span: Span) -> str | None:
-        """The agent that did what the span tells; None where nothing recorded says so. The innermost span around it
-        that names one."""
+        """The agent that did what the span tells; None where nothing recorded says so.
+
+        The innermost span around it that names one. Where the way up ends at a parent that was never exported, the
+        agent whose span encloses it in time, in the same trace; None where several do that do not enclose each other:
+        they ran side by side, and it may be either's.
+        """
         found = self.agent_span(span)
         return None if found is None else agent_of(found)
 

@@ -1,6 +1,8 @@
-"""Store records to trajectories: calls become transitions of the same tree, step rewards join their transition. The
-trainer drives it with the records of finished rollouts. It knows nothing of credit, advantages or engines, and judges
-nothing: a rollout that cannot be learned from is left out with the reason."""
+"""Store records to trajectories: calls become transitions of the same tree, step rewards join their transition.
+
+The trainer drives it with the records of finished rollouts. It knows nothing of credit, advantages or engines, and
+judges nothing: a rollout that cannot be learned from is left out with the reason.
+"""
 
 from __future__ import annotations
 

@@ -52,16 +52,20 @@ def grpo(
 
 
 def dr_grpo(credits: Credits, rewards: Sequence[float], shares: Credits | None = None) -> list[list[float]]:
-    """`grpo` without division, which favours tasks that are nearly solved or hopeless: [1, 0, 0, 0] -> [0.75, -0.25,
-    …]. Liu et al. 2025, "Understanding R1-Zero-Like Training" (arXiv 2503.20783), section 3.2, "GRPO done right". Its
-    other half, a constant length in place of each completion's own, is the aggregation fixed_length."""
+    """`grpo` without division, which favours tasks that are nearly solved or hopeless: [1, 0, 0, 0] -> [0.75, -0.25, …].
+
+    Liu et al. 2025, "Understanding R1-Zero-Like Training" (arXiv 2503.20783), section 3.2, "GRPO done right". Its
+    other half, a constant length in place of each completion's own, is the aggregation fixed_length.
+    """
     return grpo(credits, rewards, shares, divide=False)
 
 
 def rloo(credits: Credits, rewards: Sequence[float], shares: Credits | None = None) -> list[list[float]]:
     """credit - mean reward of the group's *other* rollouts: a baseline that does not contain the rollout itself.
+
     Ahmadian et al. 2024, "Back to Basics" (arXiv 2402.14740), equation 8 (Kool et al. 2019). [1, 0, 0, 0] has baselines
-    [0, 1/3, 1/3, 1/3]: advantages [1, -1/3, -1/3, -1/3]. A group of one has nothing to be compared with: 0."""
+    [0, 1/3, 1/3, 1/3]: advantages [1, -1/3, -1/3, -1/3]. A group of one has nothing to be compared with: 0.
+    """
     if len(rewards) == 1:
         return [[0.0] * len(rollout) for rollout in credits]
     others = len(rewards) - 1
@@ -71,9 +75,11 @@ def rloo(credits: Credits, rewards: Sequence[float], shares: Credits | None = No
 
 
 def reinforce(credits: Credits, rewards: Sequence[float], shares: Credits | None = None) -> list[list[float]]:
-    """The credit itself, without a baseline: [1, 0, 0, 0] -> [1, 0, 0, 0]. Williams 1992, "Simple statistical
-    gradient-following algorithms for connectionist reinforcement learning", equation 11 with b = 0. Only rollouts with
-    a reward move the policy."""
+    """The credit itself, without a baseline: [1, 0, 0, 0] -> [1, 0, 0, 0].
+
+    Williams 1992, "Simple statistical gradient-following algorithms for connectionist reinforcement learning",
+    equation 11 with b = 0. Only rollouts with a reward move the policy.
+    """
     return _compare(credits, [0.0] * len(rewards), 1.0, None)
 
 

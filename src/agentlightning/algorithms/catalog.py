@@ -1,5 +1,7 @@
-"""Catalog: what `[algorithm]` may name, with the source and the settings of each. ``agl train --list-algorithms``
-prints it: built-in parts, parts of installed packages, and of files that a run names."""
+"""Catalog: what `[algorithm]` may name, with the source and the settings of each.
+
+``agl train --list-algorithms`` prints it: built-in parts, parts of installed packages, and of files that a run names.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Advantage gae: a critic's values of sampled tokens, and rewards, to advantages and the critic's targets. LightningRL
-drives it with the values of an engine's value head. Values have one entry per *sampled* token; what the agent put
-between two calls is no action and has none. Pure; knows no engine."""
+"""Advantage gae: a critic's values of sampled tokens, and rewards, to advantages and the critic's targets.
+
+LightningRL drives it with the values of an engine's value head. Values have one entry per *sampled* token; what the agent
+put between two calls is no action and has none. Pure; knows no engine.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,11 @@ class Gae(AlgorithmPart):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """GAE of one rollout; the lists have one entry per transition and trained token. A forced token is no action: its
-    discount and its value count nowhere. A call that was forced as a whole has the value of its last token, which
-    stands for it between the others."""
+    """GAE of one rollout; the lists have one entry per transition and trained token.
+
+    A forced token is no action: its discount and its value count nowhere. A call that was forced as a whole has the value of
+    its last token, which stands for it between the others.
+    """
 
     advantages: list[list[float]]
     returns: list[list[float]]
@@ -132,8 +136,10 @@ def bilevel_gae(
 
 
 def explained(found: Sequence[Estimate]) -> dict[str, float]:
-    """value_mean, and explained_variance: 1 - Var(return - value) / Var(return) over tokens. 1: the critic knows
-    everything; 0: no more than a constant; below 0: it misleads. Left out where all returns are equal."""
+    """value_mean, and explained_variance: 1 - Var(return - value) / Var(return) over tokens.
+
+    1: the critic knows everything; 0: no more than a constant; below 0: it misleads. Left out where all returns are equal.
+    """
     returns = _trained((one.returns, one.masks) for one in found)
     values = _trained((one.values, one.masks) for one in found)
     if not returns:

@@ -1,5 +1,7 @@
 """Loss settings: the loss of a token, its corrections, its KL term and its weights, as tables of `[algorithm]`.
-LightningRL makes an engine's `Loss` of them. The formulas are those of engines/losses.py. Knows no engine."""
+
+LightningRL makes an engine's `Loss` of them. The formulas are those of engines/losses.py. Knows no engine.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
-"""Offline training: imitation of recorded rollouts, and preferences among them. Candidates (recorded rollouts, by
-numbers and names alone) in, examples out. Pure: the same candidates give the same examples in the same order."""
+"""Offline training: imitation of recorded rollouts, and preferences among them.
+
+Candidates (recorded rollouts, by numbers and names alone) in, examples out. Pure: the same candidates give the same examples
+in the same order. A completion is a whole rollout: all that the model wrote in it. Engines compute the losses
+(engines/losses.py); the same formulas stand here over plain numbers, for held-out examples.
+"""
 
 from __future__ import annotations
 
@@ -113,9 +117,11 @@ class SFT(SupervisedAlgorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class RFT(SupervisedAlgorithm):
-    """Rejection-sampling fine-tuning: imitate the best rollouts of each task, each way of solving it once. Yuan et al.
-    (2023), Scaling Relationship on Learning Mathematical Reasoning with LLMs, section 3.3 (correct samples, distinct
-    ones); with per_task = 1 RAFT (Dong et al., 2023, section 3)."""
+    """Rejection-sampling fine-tuning: imitate the best rollouts of each task, each way of solving it once.
+
+    Yuan et al. (2023), Scaling Relationship on Learning Mathematical Reasoning with LLMs, section 3.3 (correct samples,
+    distinct ones); with per_task = 1 RAFT (Dong et al., 2023, section 3).
+    """
 
     name: ClassVar[str] = "rft"
 
@@ -129,8 +135,10 @@ class RFT(SupervisedAlgorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class Distill(SupervisedAlgorithm):
-    """Distillation: imitate what a stronger model answered, rendered as this model's template writes it. Kim and Rush
-    (2016), Sequence-Level Knowledge Distillation, equation 6, with the teacher's samples."""
+    """Distillation: imitate what a stronger model answered, rendered as this model's template writes it.
+
+    Kim and Rush (2016), Sequence-Level Knowledge Distillation, equation 6, with the teacher's samples.
+    """
 
     name: ClassVar[str] = "distill"
     renders: ClassVar[bool] = True
@@ -163,8 +171,10 @@ class PreferenceAlgorithm(OfflineAlgorithm):
 @dataclass(frozen=True, kw_only=True)
 class DPO(PreferenceAlgorithm):
     """Direct preference optimisation: of two rollouts of one task, the one with the higher reward is preferred.
+
     Rafailov et al. (2023), Direct Preference Optimization; over whole trajectories as in Song et al. (2024), Trial and
-    Error: Exploration-Based Trajectory Optimization for LLM Agents, equation 5."""
+    Error: Exploration-Based Trajectory Optimization for LLM Agents, equation 5.
+    """
 
     name: ClassVar[str] = "dpo"
 
@@ -190,8 +200,11 @@ class DPO(PreferenceAlgorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class KTO(PreferenceAlgorithm):
-    """Kahneman-Tversky optimisation: each rollout is wanted or not, and needs no counterpart; both kinds weigh the same
-    in sum, see `balance`. Ethayarajh et al. (2024), KTO: Model Alignment as Prospect Theoretic Optimization."""
+    """Kahneman-Tversky optimisation: each rollout is wanted or not, and needs no counterpart; both kinds weigh the same in
+    sum, see `balance`.
+
+    Ethayarajh et al. (2024), KTO: Model Alignment as Prospect Theoretic Optimization.
+    """
 
     name: ClassVar[str] = "kto"
 
@@ -240,8 +253,10 @@ def best_first(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def best(group: Sequence[Candidate], count: int | None) -> list[Candidate]:
-    """The `count` best rollouts of one task (None: all), of those in which the model wrote the same the first. Rewards
-    and completions (1, a), (1, a), (.5, b): (1, a) and (.5, b)."""
+    """The `count` best rollouts of one task (None: all), of those in which the model wrote the same the first.
+
+    Rewards and completions (1, a), (1, a), (.5, b): (1, a) and (.5, b).
+    """
     kept: dict[str, Candidate] = {}
     for one in best_first(group):
         kept.setdefault(one.answer, one)
@@ -271,9 +286,11 @@ def pairs(group: Sequence[Candidate], margin: float) -> list[tuple[Candidate, Ca
 
 
 def balance(wanted: int, unwanted: int) -> tuple[float, float]:
-    """(lambda_D, lambda_U) with lambda_D × wanted = lambda_U × unwanted and the smaller of the two 1. Ethayarajh et al.
-    (2024), section 4.2, keep the ratio of the two products between 1 and 4/3; here it is 1. 30 wanted and 10 unwanted:
-    1 and 3. None of a kind: 1 and 1."""
+    """(lambda_D, lambda_U) with lambda_D × wanted = lambda_U × unwanted and the smaller of the two 1.
+
+    Ethayarajh et al. (2024), section 4.2, keep the ratio of the two products between 1 and 4/3; here it is 1. 30 wanted and
+    10 unwanted: 1 and 3. None of a kind: 1 and 1.
+    """
     if not wanted or not unwanted:
         return 1.0, 1.0
     return max(1.0, unwanted / wanted), max(1.0, wanted / unwanted)
@@ -282,9 +299,11 @@ def balance(wanted: int, unwanted: int) -> tuple[float, float]:
 def preference_values(
     loss: PreferenceLoss, chosen: Sequence[float], rejected: Sequence[float], mismatched: Sequence[float] = ()
 ) -> dict[str, float]:
-    """Mean loss, margin and accuracy of held-out examples, from log(policy / reference) of each completion. The
-    formulas of engines/losses.py: for dpo chosen[i] and rejected[i] are a pair; for kto they are the wanted and the
-    others. accuracy: of dpo the share of pairs with a margin above 0."""
+    """Mean loss, margin and accuracy of held-out examples, from log(policy / reference) of each completion.
+
+    The formulas of engines/losses.py: for dpo chosen[i] and rejected[i] are a pair; for kto they are the wanted and the
+    others. accuracy: of dpo the share of pairs with a margin above 0.
+    """
     if loss.name == "dpo":
         margins = [loss.beta * (better - worse) for better, worse in zip(chosen, rejected, strict=True)]
         return {

@@ -1,6 +1,8 @@
-"""Plug-ins of LightningRL besides credit rules: advantages and aggregations that it calls, losses that the learner
-calls. Each is a function whose keyword-only arguments are its settings, checked before anything starts; whatever it
-returns is checked before anything is trained on it."""
+"""Plug-ins of LightningRL besides credit rules: advantages and aggregations that it calls, losses that the learner calls.
+
+Each is a function whose keyword-only arguments are its settings, checked before anything starts; whatever it returns is
+checked before anything is trained on it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Reward of a rollout: named rewards weighed into one number, the treatment of a missing one, and a step's statistics.
+
 A reward is not known if the rollout has none, if it is no finite number or beyond `MAX_REWARD`, or if it came after the
-rollout had finished (the adapter leaves those out, so that a step that is executed again is the same step)."""
+rollout had finished (the adapter leaves those out, so that a step that is executed again is the same step).
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ class MaskTruncated(AlgorithmPart):
 
 
 class SoftPenalty(AlgorithmPart):
-    """A reward that falls over the last tokens before the limit: 0 up to length - buffer, then linearly to -1 at
-    length. Yu et al. 2025, "DAPO", equation 13 (soft overlong punishment), of a rollout's longest completion. length
-    100, buffer 20: 80 tokens 0, 90 tokens -0.5, 100 tokens -1."""
+    """A reward that falls over the last tokens before the limit: 0 up to length - buffer, then linearly to -1 at length.
+
+    Yu et al. 2025, "DAPO", equation 13 (soft overlong punishment), of a rollout's longest completion. length 100, buffer 20:
+    80 tokens 0, 90 tokens -0.5, 100 tokens -1.
+    """
 
     type: Literal["soft_penalty"] = "soft_penalty"
     length: PositiveInt
@@ -73,9 +77,11 @@ class RewardPolicy:
     """Added to the reward of a rollout that did not fail."""
 
     def settle(self, groups: Sequence[Sequence[Trajectory]]) -> tuple[list[list[Trajectory]], set[str]]:
-        """The rollouts with known rewards, by group, and the ids of the others. Rewards equal up to rounding become
-        equal. Weights {answer: 1, format: 0.2}: rewards {answer: 1, format: 0.5} make 1.1; {answer: 1} alone is not
-        known. A call without a step reward earned none."""
+        """The rollouts with known rewards, by group, and the ids of the others. Rewards equal up to rounding become equal.
+
+        Weights {answer: 1, format: 0.2}: rewards {answer: 1, format: 0.5} make 1.1; {answer: 1} alone is not known. A call
+        without a step reward earned none.
+        """
         settled = [[self._weighed(one) for one in group if self._known(one)] for group in groups]
         kept = [[one for one in group if _is_finite(one)] for group in settled]
         rewards = iter(without_rounding([one.reward for group in kept for one in group]))

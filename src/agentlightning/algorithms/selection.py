@@ -1,6 +1,8 @@
-"""Selection: which calls of a rollout a policy is trained on, by what return each of its agents; the others are
-context. Made of calls by `Selection`; LightningRL takes its own part once credit has been given: a credit rule sees
-whole rollouts, so that what one agent earned is told from what the others did."""
+"""Selection: which calls of a rollout a policy is trained on, by what return each of its agents; the others are context.
+
+Made of calls by `Selection`; LightningRL takes its own part once credit has been given: a credit rule sees whole rollouts,
+so that what one agent earned is told from what the others did. Advantages and everything after them are over own calls.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,10 @@ class Selection:
 
 
 def selection(policy: str, agents: Sequence[str] | None, side_calls: SideCalls = "context") -> Selection:
-    """`agents` of a policy, parsed: names, and predicates ``file.py:name`` over a `records.Call`. ConfigError where a
-    predicate cannot be loaded."""
+    """`agents` of a policy, parsed: names, and predicates ``file.py:name`` over a `records.Call`.
+
+    ConfigError where a predicate cannot be loaded.
+    """
     if agents is None:
         return Selection(policy, side_calls=side_calls)
     predicates = tuple(_predicate(one) for one in agents if is_predicate(one))

@@ -1,7 +1,9 @@
 """Sequential tests: evidence that may be looked at after every result, and acted upon at once, with a bounded error.
+
 Each gives a wealth: that of a bettor who begins with 1 and bets against a hypothesis. While the hypothesis holds, the
-probability that it ever reaches 1 / alpha is at most alpha (Ville 1939; Ramdas et al. 2023, Game-theoretic statistics,
-arXiv 2210.01948). Pure, of the standard library alone."""
+probability that it ever reaches 1 / alpha is at most alpha (Ville 1939; Ramdas et al. 2023, Game-theoretic statistics, arXiv
+2210.01948). Pure, of the standard library alone.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Settings of algorithms: parts that are one of several, and checks by annotations. An algorithm is a frozen dataclass
-whose fields are its settings; a field that is a choice with settings of its own holds a table (`AlgorithmPart`). Made
-from Python or from TOML, values are not converted: a text is no number. Knows no setting."""
+"""Settings of algorithms: parts that are one of several, and checks by annotations.
+
+An algorithm is a frozen dataclass whose fields are its settings; a field that is a choice with settings of its own holds a
+table (`AlgorithmPart`). Made from Python or from TOML, values are not converted: a text is no number. Knows no setting.
+"""
 
 from __future__ import annotations
 

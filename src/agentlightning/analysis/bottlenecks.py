@@ -1,6 +1,8 @@
-"""Bottlenecks: where the time of a run's steps goes, what bounds it, what to change and what that is worth at most. A
-rule whose metrics are absent finds nothing. Every gain is the share of the time per rollout that the change saves at
-most, if nothing else bounds the run before."""
+"""Bottlenecks: where the time of a run's steps goes, what bounds it, what to change and what that is worth at most.
+
+A rule whose metrics are absent finds nothing. Every gain is the share of the time per rollout that the change saves at most,
+if nothing else bounds the run before.
+"""
 
 from __future__ import annotations
 
@@ -122,8 +124,10 @@ async def read_bottlenecks(store: LightningStore, run_id: str, latest: int = LAT
 
 
 async def read_latest_rows(store: LightningStore, run_id: str, latest: int) -> list[dict[str, float]]:
-    """At most the `latest` training steps, oldest first, with all of their metrics and their number as "step". Steps
-    that a crash undid are left out, and evaluations: a row has the step's own time."""
+    """At most the `latest` training steps, oldest first, with all of their metrics and their number as "step".
+
+    Steps that a crash undid are left out, and evaluations: a row has the step's own time.
+    """
     ends = (await store.series(run_id, [STEP_S], max_points=1)).get(STEP_S)
     if not ends:
         return []

@@ -1,6 +1,8 @@
-"""Compare runs: settings that differ, final figures, intervals of paired differences, bands over seeds; the cost of a
-run. ``agl runs compare``, ``agl runs show`` and the console drive it. Reads two metrics of each run, and the rollouts
-of its last evaluation; seven metrics for the cost."""
+"""Compare runs: settings that differ, final figures, intervals of paired differences, bands over seeds; the cost of a run.
+
+``agl runs compare``, ``agl runs show`` and the console drive it. Reads two metrics of each run, and the rollouts of its last
+evaluation; seven metrics for the cost.
+"""
 
 from __future__ import annotations
 
@@ -242,8 +244,10 @@ def seed_bands(run_ids: Sequence[str], keys: Sequence[str], curves: Sequence[Cur
 
 
 async def _evaluation(store: LightningStore, run_id: str, step: int | None) -> dict[str, float]:
-    """Greedy rewards of the evaluation at `step` by task, as the run's own metric counts them: a failure as 0. A
-    repeated evaluation counts with its last replica; a task that stands in the data more than once, with its mean."""
+    """Greedy rewards of the evaluation at `step` by task, as the run's own metric counts them: a failure as 0.
+
+    A repeated evaluation counts with its last replica; a task that stands in the data more than once, with its mean.
+    """
     if step is None:
         return {}
     last: dict[str, tuple[int, str, float]] = {}

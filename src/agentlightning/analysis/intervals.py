@@ -1,6 +1,8 @@
-"""Intervals: small statistics with the chance in them, over lists of numbers that a store has given. Comparisons of
-runs, the reward debugger and suggestions draw on it. Pure, of the standard library alone, so that the command line
-needs no numpy. Every interval is of 95 %."""
+"""Intervals: small statistics with the chance in them, over lists of numbers that a store has given.
+
+Comparisons of runs, the reward debugger and suggestions draw on it. Pure, of the standard library alone, so that the command
+line needs no numpy. Every interval is of 95 %.
+"""
 
 from __future__ import annotations
 
@@ -118,9 +120,11 @@ def correlation(xs: Sequence[float], ys: Sequence[float], freedom: int | None = 
 def within_groups(
     xs: Sequence[float], ys: Sequence[float], groups: Sequence[str], given: Sequence[Sequence[float]] = ()
 ) -> Interval | None:
-    """The partial correlation of x and y given the group and, with `given`, other columns of numbers. Each column loses
-    its groups' means, then what a least-squares fit to the others explains; the rest is correlated, with the degrees of
-    freedom that are left. Two groups with (x, y) of (0, 5), (1, 6) and (0, 1), (1, 2) correlate at 1 within."""
+    """The partial correlation of x and y given the group and, with `given`, other columns of numbers.
+
+    Each column loses its groups' means, then what a least-squares fit to the others explains; the rest is correlated, with
+    the degrees of freedom that are left. Two groups with (x, y) of (0, 5), (1, 6) and (0, 1), (1, 2) correlate at 1 within.
+    """
     columns = [_centred(column, groups) for column in (*given, xs, ys)]
     taken = len(set(groups))
     basis: list[list[float]] = []

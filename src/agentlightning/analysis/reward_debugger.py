@@ -1,5 +1,9 @@
 """Reward debugger: how one rollout's reward became advantages, and what other rules would have made of a stored step.
-``agl rewards explain``, ``agl rewards what-if`` and the console's page drive it. It writes nothing."""
+
+``agl rewards explain``, ``agl rewards what-if`` and the console's page drive it. Credit and advantages are those of the
+algorithm's own plan (`LightningRL.plan`), over the rollouts as training read them. It writes nothing. What
+another reward function says of stored rollouts is for ``agl rewards rescore``.
+"""
 
 from __future__ import annotations
 
@@ -182,8 +186,10 @@ async def what_if(
     trust_run: bool = False,
 ) -> WhatIfReport:
     """The step's rollouts under the change: reward, credit and advantage of each call, before anything is trained.
-    ConfigError where a part of the change is wrong, where it needs a critic or a judge, or where the run names code of
-    its own that the change does not name, without `trust_run`."""
+
+    ConfigError where a part of the change is wrong, where it needs a critic or a judge, or where the run names code of its
+    own that the change does not name, without `trust_run`.
+    """
     given = [one for one in (change.credit_settings or {}).values() if isinstance(one, str)]
     with only_named_code(change.credit, change.advantage, *given, trust_run=trust_run):
         return await _what_if(store, run_id, step, change, policy)

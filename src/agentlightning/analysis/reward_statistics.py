@@ -135,7 +135,9 @@ async def read_rewarded(
     store: LightningStore, run_id: str, steps: Sequence[int], *, calls: bool = False, limit: int = MAX_ROLLOUTS
 ) -> list[RewardedRollout]:
     """The rollouts enqueued for these steps that succeeded, at most `limit` of a step; with `calls` with their calls.
-    NotFoundError where there is none."""
+
+    NotFoundError where there is none.
+    """
     found: list[RewardedRollout] = []
     for step in steps:
         query = RolloutQuery(run_id=run_id, step=step, mode="train", states=["succeeded"], limit=limit)
@@ -153,8 +155,10 @@ async def read_rewarded(
 
 
 async def latest_steps(store: LightningStore, run_id: str, count: int, spread: bool = False) -> list[int]:
-    """The last steps of a run that were trained; with `spread`, as many over the whole run. NotFoundError where none
-    was."""
+    """The last steps of a run that were trained; with `spread`, as many over the whole run.
+
+    NotFoundError where none was.
+    """
     last = (await find_run(store, run_id)).summary.get("step")
     if not isinstance(last, int) or last < 1:
         raise NotFoundError(f"{run_id}: has no training step yet")

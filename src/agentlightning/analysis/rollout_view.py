@@ -1,5 +1,7 @@
-"""A rollout as text: the conversation, call by call, with its tokens and rewards. Driven by ``agl rollouts show``,
-``agl check`` and notebooks. Knows no stores."""
+"""A rollout as text: the conversation, call by call, with its tokens and rewards.
+
+Driven by ``agl rollouts show``, ``agl check`` and notebooks. Knows no stores.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Run settings: configurations of stored runs as flat tables: their differences, seeds of one experiment. Comparisons
-of runs and suggestions draw on it. Pure."""
+"""Run settings: configurations of stored runs as flat tables: their differences, seeds of one experiment.
+
+Comparisons of runs and suggestions draw on it. Pure.
+"""
 
 from __future__ import annotations
 

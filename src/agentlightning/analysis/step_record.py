@@ -1,6 +1,8 @@
-"""Step record: what one training step of a stored run learned from, as each of its policies saw it, and by which
-algorithm. They are read as the trainer reads them: a step that was opened from its list, one that was not (yet) from
-what is recorded now."""
+"""Step record: what one training step of a stored run learned from, as each of its policies saw it, and by which algorithm.
+
+The reward debugger reads steps here. They are read as the trainer reads them: a step that was opened from its list, one that
+was not (yet) from what is recorded now. Holds one step in memory, as training did, and writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +74,10 @@ async def read_step(
     store: LightningStore, run_id: str, step: int, policy: str | None = None, consumed: bool = True
 ) -> StepRecord:
     """The step as this policy saw it; with `consumed` false, the rollouts enqueued for it, whatever was consumed.
-    NotFoundError where it has no rollouts; ConfigError for a policy that the run does not train, or where the step
-    learned from recorded rollouts."""
+
+    NotFoundError where it has no rollouts; ConfigError for a policy that the run does not train, or where the step learned
+    from recorded rollouts.
+    """
     config = recorded_config(await find_run(store, run_id))
     alias, own, algorithm = _algorithm(config, policy, step)
     opened = [one for one in await store.steps(run_id, after=step - 1, limit=1) if one.step == step] if consumed else []

@@ -1,6 +1,9 @@
-"""A stored run for a notebook: its metrics, rollouts, calls and rewards as Arrow tables, and any rollout to read. It
-only reads, through the store's methods and page by page, so it works on any store, also beside the server of a run that
-goes on: each table is of the moment it is asked for."""
+"""A stored run for a notebook: its metrics, rollouts, calls and rewards as Arrow tables, and any rollout to read.
+
+``agl.load_run`` makes one. It only reads, through the store's methods and page by page, so it works on any store, also
+beside the server of a run that goes on: each table is of the moment it is asked for. ``.to_pandas()`` and
+``polars.from_arrow`` make a frame of a table.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,10 @@ class RolloutFilters(TypedDict, total=False):
 
 
 def load_run(run_id: str, store: str | None = None) -> StoredRun:
-    """The run of this id in the store at this URL; by default AGL_STORE, else ``runs/agl.db``. A server's key is read
-    from AGL_SERVER_KEY. NotFoundError where there is no such run or store."""
+    """The run of this id in the store at this URL; by default AGL_STORE, else ``runs/agl.db``.
+
+    A server's key is read from AGL_SERVER_KEY. NotFoundError where there is no such run or store.
+    """
     url = store_url(store)
     return StoredRun(info=_read(url, lambda opened: find_run(opened, run_id)), _url=url)
 

@@ -1,6 +1,8 @@
-"""Task rates: how often each task of a stored run was solved, by the step whose weights tried it. `agl runs show RUN
---tasks` and `agl check --attempts` print it. A try is a finished rollout that says something about its policy; it is
-solved where it earned the highest reward of them all. Reads a page of rollouts at a time."""
+"""Task rates: how often each task of a stored run was solved, by the step whose weights tried it.
+
+`agl runs show RUN --tasks` and `agl check --attempts` print it. A try is a finished rollout that says something about its
+policy; it is solved where it earned the highest reward of them all. Reads a page of rollouts at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Versions of a prompt template, or two models, on the same tasks: figures, paired statistics, transcripts. ``agl
-prompts test`` and ``agl models compare`` drive it. Rollouts are evaluations of runs of their own, so that nothing is
-trained on them; two models are served at once and may stop by a sequential test."""
+"""Versions of a prompt template, or two models, on the same tasks: figures, paired statistics, transcripts.
+
+``agl prompts test`` and ``agl models compare`` drive it. Rollouts are evaluations of runs of their own, so that nothing is
+trained on them; two models are served at once and may stop by a sequential test. It decides nothing: whoever reads the
+numbers promotes.
+"""
 
 from __future__ import annotations
 
@@ -135,8 +138,10 @@ async def compare_prompts(
     others: Sequence[Resource],
     rule: ComparisonRule,
 ) -> PairedComparison:
-    """Runs every version of a template on the first held-out tasks, or training tasks where there are none. `others`:
-    templates of other names that the rollouts use. ConfigError where the versions are of several templates."""
+    """Runs every version of a template on the first held-out tasks, or training tasks where there are none.
+
+    `others`: templates of other names that the rollouts use. ConfigError where the versions are of several templates.
+    """
     if len({each.name for each in versions}) > 1 or len({each.version for each in versions}) < 2:
         raise ConfigError("versions: expected two or more versions of one template, NAME@1 NAME@2")
     rows, name = _rows(config, rule), versions[0].name
@@ -165,9 +170,11 @@ async def compare_models(
     progress: Progress,
     rule: ComparisonRule,
 ) -> PairedComparison:
-    """Runs both models on the held-out tasks, in batches of which both finish one before the next. ConfigError where
-    there are none, or the two have one name; NoCallsError where no rollout of a model reached the gateway, AgentError
-    where every one of both failed."""
+    """Runs both models on the held-out tasks, in batches of which both finish one before the next.
+
+    ConfigError where there are none, or the two have one name; NoCallsError where no rollout of a model reached the gateway,
+    AgentError where every one of both failed.
+    """
     first, second = models
     if first.name == second.name:
         raise ConfigError(f"{first.name}: expected two models that differ")
@@ -212,8 +219,11 @@ def compare_columns(
     alpha: float | None = None,
     tasks: int = 0,
 ) -> PairedComparison:
-    """Finished rollouts of each version of `runs` in a column, of the same tasks in the same order. A task on which one
-    of them was not judged is left out. alpha: of the sequential test that ended them before all `tasks` were run."""
+    """Finished rollouts of each version of `runs` in a column, of the same tasks in the same order.
+
+    A task on which one of them was not judged is left out. alpha: of the sequential test that ended them before all
+    `tasks` were run.
+    """
     pairs = [row for row in zip(*columns, strict=True) if all(each.judged for each in row)]
     if not pairs:
         raise InfrastructureError(

@@ -1,5 +1,7 @@
-"""Settings of the agent, of its rewards and of the workers that run it: the table ``[agent]``. `run.py` reads them.
-Knows nothing of what the settings do."""
+"""Settings of the agent, of its rewards and of the workers that run it: the table ``[agent]``.
+
+`run.py` reads them. Knows nothing of what the settings do.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Base of every table of settings: unknown names are errors, and an error is a sentence with the setting's name. The
-files of settings beside this one use it, and whoever checks settings of a function. It knows no setting."""
+"""Base of every table of settings: unknown names are errors, and an error is a sentence with the setting's name.
+
+The files of settings beside this one use it, and whoever checks settings of a function. It knows no setting.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +79,11 @@ class Table(BaseModel):
 
 
 class Tagged:
-    """Annotation of a setting that is one of several tables, told apart by `type`: ``Annotated[AdamW | Muon,
-    Tagged()]``. A bare name is the table with its defaults, a table without `type` the first one, `other` that of every
-    further name, such as a plug-in's. None may be one of the choices."""
+    """Annotation of a setting that is one of several tables, told apart by `type`: ``Annotated[AdamW | Muon, Tagged()]``.
+
+    A bare name is the table with its defaults, a table without `type` the first one, `other` that of every further name,
+    such as a plug-in's. None may be one of the choices.
+    """
 
     def __init__(self, other: type[BaseModel] | None = None) -> None:
         self._other = other

@@ -84,7 +84,9 @@ def external_name(path: str) -> str | None:
 
 def agent_model(name: str, models: Mapping[str, ExternalModelConfig]) -> str:
     """The model that agents ask for where model.path is ``external:NAME``: the first of its names that is no pattern.
-    ValueError where there is none."""
+
+    ValueError where there is none.
+    """
     if name not in models:
         raise ValueError(
             f"model.path: there is no table [external.{name}]; expected one of {', '.join(sorted(models)) or 'them'}"

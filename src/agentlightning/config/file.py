@@ -1,6 +1,8 @@
-"""Settings from a TOML file, with dotted overrides, as the command line takes them. What is read becomes a `Config`,
-which checks it. Paths become absolute where they exist, so that a run can be resumed from anywhere. Knows nothing of
-what the settings do."""
+"""Settings from a TOML file, with dotted overrides, as the command line takes them.
+
+What is read becomes a `Config`, which checks it. Paths become absolute where they exist, so that a run can be resumed from
+anywhere. Knows nothing of what the settings do.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ CODE = re.compile(
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> Config:
     """Read a TOML file, then apply settings `given` by dotted name and ``a.b=value`` overrides (TOML or plain text).
-    Paths in the file that exist beside it are relative to it, all others to the working directory. Raises
-    ConfigError."""
+
+    Paths in the file that exist beside it are relative to it, all others to the working directory. Raises ConfigError.
+    """
     table: dict[str, Any] = {}
     if path is not None:
         table = _anchored(read_toml(path), path.parent)

@@ -1,5 +1,9 @@
-"""Typed settings of every part; `file.py` reads them from TOML with dotted overrides. A setting that does not exist,
-has the wrong type, or would be ignored by the chosen parts is a `ConfigError` before anything starts."""
+"""Typed settings of every part; `file.py` reads them from TOML with dotted overrides.
+
+The command line and `Trainer` make a `Config`; every part gets its own table and none reads another's. A setting that does
+not exist, has the wrong type, or would be ignored by the chosen parts is a `ConfigError` before anything starts. Knows
+nothing of what the settings do.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Imitation: supervised training of a tiny model on what the assistant says in demonstrations. The demo's warm start,
-``agl models import`` and the examples drive it. A demonstration is a list of chat messages; its row is token ids and
-which of them are trained."""
+"""Imitation: supervised training of a tiny model on what the assistant says in demonstrations.
+
+The demo's warm start, ``agl models import`` and the examples drive it. A demonstration is a list of chat messages; its row
+is token ids and which of them are trained.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,10 @@ TAG = re.compile(r"</?[A-Za-z][\w-]{0,20}>")
 
 
 def read_demonstrations(path: str | Path) -> list[list[Message]]:
-    """Returns the conversations of a JSONL file of ``{"messages": [{"role", "content"}, …]}``. DataError names file,
-    row and field of what is not that."""
+    """Returns the conversations of a JSONL file of ``{"messages": [{"role", "content"}, …]}``.
+
+    DataError names file, row and field of what is not that.
+    """
     demos = []
     for number, row in enumerate(load_tasks(str(path)), 1):
         messages, where = row.get("messages"), f"{path}, row {number}"
@@ -100,9 +104,11 @@ class Imitation:
 def make_policy(
     demos: Sequence[list[Message]], folder: Path, *, seed: int, threads: int | None, report: Callable[[JSON], None]
 ) -> JSON:
-    """Makes a tokenizer and a small Llama in `folder`, warm-starts it on the demonstrations, and returns the facts
-    about it. A tenth is held out: of three learning rates the one whose first steps do best on it is taken, and the
-    best step's weights are kept."""
+    """Makes a tokenizer and a small Llama in `folder`, warm-starts it on the demonstrations, and returns the facts about it.
+
+    A tenth is held out: of three learning rates the one whose first steps do best on it is taken, and the best step's
+    weights are kept.
+    """
     disable_progress_bar()
     said = [message["content"] for demo in demos for message in demo if message["role"] == "assistant"]
     tags = [tag for tag, times in Counter(TAG.findall("\n".join(said))).items() if times >= len(demos) / 20]
@@ -154,9 +160,11 @@ def imitate(
     keep: bool = True,
     report: Callable[[JSON], None] = lambda _: None,
 ) -> float:
-    """Trains the model in `folder` on batches of rows, in place, and returns its loss in nats per token. held_out: rows
-    that decide which step's weights are kept; without any the last one's are, and the loss is the mean of the last 20
-    batches. keep: False leaves the folder as it was."""
+    """Trains the model in `folder` on batches of rows, in place, and returns its loss in nats per token.
+
+    held_out: rows that decide which step's weights are kept; without any the last one's are, and the loss is the mean of the
+    last 20 batches. keep: False leaves the folder as it was.
+    """
     learner = Learner(
         folder,
         LearnerSetup(

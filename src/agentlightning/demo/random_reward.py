@@ -1,6 +1,8 @@
-"""The random-reward control: the demo's agents with a training reward that says nothing about the answer. If held-out
-success rose under it, the rise would come from training as such and not from the reward. Evaluation keeps the true
-reward. Rows name their demo task in `demo`; `random_reward` is true on training rows."""
+"""The random-reward control: the demo's agents with a training reward that says nothing about the answer.
+
+If held-out success rose under it, the rise would come from training as such and not from the reward. Evaluation keeps
+the true reward. Rows name their demo task in `demo`; `random_reward` is true on training rows.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
-"""The default demo task: answer a question about a small company from a database whose schema has to be looked up. The
-agent writes `<sql>…</sql>` and gets one cell back, up to three times, then `Answer: …`."""
+"""The default demo task: answer a question about a small company from a database whose schema has to be looked up.
+
+The agent writes `<sql>…</sql>` and gets one cell back, up to three times, then `Answer: …`. Table and pay column are named
+differently in every database, so a good agent asks for `.schema` first, picks the right aggregate or order, filters on
+the right column, and copies the cell. The demonstrator fails at each of the first three.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,14 @@
 """Demo tasks: each module has the questions, an environment and an agent of one task; those of the tiny model a
-demonstrator, too. A task module knows nothing of models or engines; its `solve` is ordinary OpenAI-SDK code. Every
-demonstrator has bad habits: it mixes up pairs of words in most cases. A systematic confusion is greedily wrong, yet the
-wording is represented and reward can flip it."""
+demonstrator, too.
+
+The warm start, the demo command and the tests drive it. A task module knows nothing of models or engines; its `solve` is
+ordinary OpenAI-SDK code. The tiny model's questions are held out by their content, and asked of databases that training
+never sees; the wordings are all seen in training.
+
+Every demonstrator has bad habits: it mixes up pairs of words in most cases. One that is right on average would give a
+policy that is greedily right at once; one that guesses uniformly a policy that never looks at the wording. A systematic
+confusion is greedily wrong, yet the wording is represented and reward can flip it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A tiny language model made on the spot: a tokenizer trained on a few thousand short texts and a fresh Llama. It
-writes an ordinary transformers folder, so everything that loads a real checkpoint loads this one. Every message of its
-chat template stands between special tokens, so encoding the messages one by one gives the ids of the whole
-conversation: a later prompt always begins with the earlier one."""
+"""A tiny language model made on the spot: a tokenizer trained on a few thousand short texts and a fresh Llama.
+
+It writes an ordinary transformers folder, so everything that loads a real checkpoint loads this one. The tokenizer keeps
+words whole and digits single. Every message of its chat template stands between special tokens, so encoding the messages
+one by one gives the ids of the whole conversation: a later prompt always begins with the earlier one.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ def build(
     folder: Path, texts: Iterable[str], *, special_words: Sequence[str] = (), vocabulary: int = 400, **model: Any
 ) -> int:
     """Writes a tokenizer of `texts` and an untrained model to `folder`; returns the number of parameters.
-    `special_words`, such as `<sql>`, become one token each; `vocabulary` is the most tokens before those. Characters
-    that are neither ASCII nor in `texts` are dropped when encoding. model: of `write`."""
+
+    `special_words`, such as `<sql>`, become one token each; `vocabulary` is the most tokens before those. Characters that
+    are neither ASCII nor in `texts` are dropped when encoding. model: of `write`.
+    """
     return write(folder, train_tokenizer(texts, special_words, vocabulary), **model)
 
 

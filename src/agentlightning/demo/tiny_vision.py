@@ -1,6 +1,8 @@
-"""A tiny model with sight made on the spot: LLaVA over a fresh Llama and a fresh CLIP vision tower. The picture example
-drives it; it knows nothing of tasks or training. What it writes is an ordinary transformers folder with a processor, so
-everything that loads a real LLaVA loads this one. The tokenizer comes from tiny_model.py."""
+"""A tiny model with sight made on the spot: LLaVA over a fresh Llama and a fresh CLIP vision tower.
+
+The picture example drives it; it knows nothing of tasks or training. What it writes is an ordinary transformers folder
+with a processor, so everything that loads a real LLaVA loads this one. The tokenizer comes from tiny_model.py.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,10 @@ def write(
     **text: Any,
 ) -> int:
     """Writes tokenizer, processor and a LLaVA with random weights to `folder`; returns the number of parameters.
+
     Pictures are scaled to `side` × `side` pixels, and each patch of `patch` × `patch` becomes one token. text: of
-    LlamaConfig. Torch's own random state stays as it was."""
+    LlamaConfig. Torch's own random state stays as it was.
+    """
     tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]}, replace_extra_special_tokens=False)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.model_max_length = context

@@ -1,5 +1,7 @@
 """The demo from nothing to a trained agent: the configuration of a task, the warm start of the tiny model, the figures.
-The training is what ``agl train`` does: agents in worker processes, calls over HTTP through the gateway."""
+
+The training is what ``agl train`` does: agents in worker processes, calls over HTTP through the gateway.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
-"""The warm start: a policy that knows the protocol of a demo task and has a demonstrator's bad habits. It builds the
-tiny model, lets it imitate scripted demonstrations and writes a transformers folder."""
+"""The warm start: a policy that knows the protocol of a demo task and has a demonstrator's bad habits.
+
+`python -m agentlightning.demo.warm_start --task sql --to FOLDER` is what `agl demo` runs first. It builds the tiny model,
+lets it imitate scripted demonstrations and writes a transformers folder. Progress goes to standard output, one JSON
+object a line; the last one has the demonstrator's success rate. Rewards and agents play no part here.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The demo task of the pretrained model: word problems of one or two operations, solved with a calculator. The model
-writes a calculation, and the agent computes the first one in its text. The templates are in ``word_problems.txt``;
-every fifth one is held out, so that held-out problems are worded as no training problem is."""
+"""The demo task of the pretrained model: word problems of one or two operations, solved with a calculator.
+
+The model writes a calculation, and the agent computes the first one in its text. The templates are in
+``word_problems.txt``; every fifth one is held out, so that held-out problems are worded as no training problem is.
+"""
 
 from __future__ import annotations
 

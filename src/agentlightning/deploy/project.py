@@ -1,6 +1,7 @@
 """The project to deploy: a run's configuration, the folder that it lies in, and how an image installs its packages.
-Driven by `agl deploy`. Reads files and never imports the agent; resolves no packages, knows nothing of images or
-clusters."""
+
+Driven by `agl deploy`. Reads files and never imports the agent; resolves no packages, knows nothing of images or clusters.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +47,10 @@ class Dependencies:
 
 
 def find_dependencies(root: Path) -> Dependencies:
-    """Finds the packages of a project: of uv.lock, else of requirements*.txt, else of pyproject.toml. ConfigError if
-    several requirements files could be meant."""
+    """Finds the packages of a project: of uv.lock, else of requirements*.txt, else of pyproject.toml.
+
+    ConfigError if several requirements files could be meant.
+    """
     found = _of_a_file(root)
     file = found.files[-1] if found.files else ""
     lines = next((lines for kind, lines in NAMED_FILES.items() if file.startswith(kind)), None)
@@ -219,7 +222,9 @@ def _notes(config: Config, words: list[str]) -> Iterator[str]:
 
 def image_path(setting: str, path: Path | str) -> str:
     """Returns a path in the project as Dockerfiles, lists of ignored files and scripts can name it without quotes.
-    ConfigError, which names the setting, where it has signs that one of these reads as something else."""
+
+    ConfigError, which names the setting, where it has signs that one of these reads as something else.
+    """
     text = Path(path).as_posix()
     if not re.fullmatch(r"[\w.@+][\w.@+/-]*", text):
         raise ConfigError(f"{setting}: expected a path of letters, digits and any of . _ - + @ /, got {text!r:.200}")

@@ -1,5 +1,9 @@
-"""render: the files of a deployment, as texts by their paths; the same project gives the same bytes. Templates lie in
-`templates/`, with `[[ … ]]` and `[% … %]` in place of Jinja's braces, which Terraform and shells use themselves."""
+"""render: the files of a deployment, as texts by their paths; the same project gives the same bytes.
+
+Driven by `agl deploy`. Templates lie in `templates/`, with `[[ … ]]` and `[% … %]` in place of Jinja's braces, which
+Terraform and shells use themselves. Commands of containers are made here, once for every target, without secrets: those come
+by the environment.
+"""
 
 from __future__ import annotations
 
@@ -96,8 +100,10 @@ PLACES = {
 
 
 def render(project: Project, target: Target, folder: str) -> dict[str, str]:
-    """The files of a target by their paths in `folder`, which is itself a path in the project. Every target has the
-    images; a cloud has the cluster's objects, too. MissingExtraError if the template engine is missing."""
+    """The files of a target by their paths in `folder`, which is itself a path in the project.
+
+    Every target has the images; a cloud has the cluster's objects, too. MissingExtraError if the template engine is missing.
+    """
     engine = _environment()
     # Every target has the same images: what they run by default is overridden where hosts have other names.
     names = _names(project, folder, COMPOSE_HOSTS)
@@ -258,9 +264,11 @@ def _literal(text: str, indent: int) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> list[str]:
-    """Write the files and return the paths of those that are new or changed; scripts can be executed. Whoever gets the
-    files owns them: where one is there with other contents, ConfigError names it and nothing is written, unless
-    `force`."""
+    """Write the files and return the paths of those that are new or changed; scripts can be executed.
+
+    Whoever gets the files owns them: where one is there with other contents, ConfigError names it and nothing is written,
+    unless `force`.
+    """
     changed = [path for path, text in files.items() if _text_of(folder / path) != text]
     theirs = [path for path in changed if (folder / path).exists()]
     if theirs and not force:

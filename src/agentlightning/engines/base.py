@@ -1,6 +1,9 @@
-"""Engine: where weights live. Sampling is an endpoint, learning is this protocol; and how engines are described and
-made. An engine computes one SUM over tokens of weight × loss, with every normalisation already in the weights; it knows
-nothing of rewards or algorithms."""
+"""Engine: where weights live. Sampling is an endpoint, learning is this protocol; and how engines are described and made.
+
+The trainer drives it. An engine computes one SUM over tokens of weight × loss, with every normalisation already in the
+weights; it knows nothing of rewards or algorithms. One contract suite (agentlightning.testing.engine_contract) runs against
+every engine, those of other packages too. Engines are found by entry point, or by ``package.module:Engine``.
+"""
 
 from __future__ import annotations
 
@@ -106,8 +109,10 @@ class Endpoints:
 
 
 class Engine(Protocol):
-    """The operations of learning. Each may raise EngineError; the policy's alias is `default` unless several are
-    trained. LearnerLostError: what was learned since the last `save` is gone; `restart_learner`, then `load`."""
+    """The operations of learning. Each may raise EngineError; the policy's alias is `default` unless several are trained.
+
+    LearnerLostError: what was learned since the last `save` is gone; `restart_learner`, then `load`.
+    """
 
     @property
     def support(self) -> Support:
@@ -154,8 +159,10 @@ class Engine(Protocol):
         policy: str = DEFAULT_POLICY,
     ) -> Metrics:
         """Add the gradient of SUM over examples of weight × loss, a loss of whole completions; all carry ref_logprobs.
-        mismatched are completions beside prompts of others, each with all its rows, from which kto estimates its
-        baseline. Metrics: loss, examples, tokens, margin; accuracy for dpo, baseline for kto."""
+
+        mismatched are completions beside prompts of others, each with all its rows, from which kto estimates its baseline.
+        Metrics: loss, examples, tokens, margin; accuracy for dpo, baseline for kto.
+        """
         ...
 
     async def logprobs(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:

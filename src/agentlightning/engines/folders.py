@@ -1,6 +1,8 @@
 """Folders: models by folder or hub name, and saved folders, known to be whole by a manifest of sizes and hashes.
-Learners write checkpoints, the trainer chooses the one to resume from, and UrlFolder copies them to an object store or
-a shared disk and back."""
+
+Learners write checkpoints, the trainer chooses the one to resume from, and UrlFolder copies them to an object store or a
+shared disk and back. A power cut leaves whatever had reached the disk: a file may be there, named and empty. Without torch.
+"""
 
 from __future__ import annotations
 
@@ -262,8 +264,12 @@ RETRY_S = 60.0
 
 
 class UrlFolder:
-    """A folder of an object store or a shared disk. The manifest goes last and is known by its hash: half a copy, or
-    one that two hosts wrote at once, is never taken for a whole one."""
+    """A folder of an object store or a shared disk. The manifest goes last and is known by its hash: half a copy, or one
+    that two hosts wrote at once, is never taken for a whole one.
+
+    ConfigError where the URL is none of a folder, MissingExtraError where its scheme needs a package; every method raises
+    StoreError where the place cannot be reached, says no or is late.
+    """
 
     def __init__(self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, retry_s: float = RETRY_S) -> None:
         try:

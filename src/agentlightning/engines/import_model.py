@@ -1,6 +1,9 @@
 """Import a model: a folder that transformers, vLLM and this trainer load, made of a GGUF file, a folder or a hub name.
-Quantised weights are de-quantised to bfloat16: what llama.cpp or Ollama run can be trained. A PEFT adapter is merged
-into its base model."""
+
+``agl models import`` runs it. Quantised weights are de-quantised to bfloat16: what llama.cpp or Ollama run can be trained.
+A PEFT adapter is merged into its base model.
+The folder records where its weights come from, so that a trained model's licence can be looked up.
+"""
 
 from __future__ import annotations
 

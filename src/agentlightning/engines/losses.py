@@ -104,17 +104,21 @@ def gspo(logprobs_N: Tensor, call_means_N: Tensor, advantages_N: Tensor, low: fl
 
 
 def cispo(logprobs_N: Tensor, base_logprobs_N: Tensor, advantages_N: Tensor, low: float, high: float) -> Tensor:
-    """-clip(r, 1 - low, 1 + high) A log p, where the clipped ratio is a constant: every token keeps a gradient. MiniMax
-    (2025), MiniMax-M1, equations 4 and 5; the paper leaves the lower side free (here low = 1). r = 1.5, log p = -0.5, A
-    = 2, high 0.28: 1.28 x 2 x 0.5 = 1.28; its gradient is -2.56."""
+    """-clip(r, 1 - low, 1 + high) A log p, where the clipped ratio is a constant: every token keeps a gradient.
+
+    MiniMax (2025), MiniMax-M1, equations 4 and 5; the paper leaves the lower side free (here low = 1).
+    r = 1.5, log p = -0.5, A = 2, high 0.28: 1.28 x 2 x 0.5 = 1.28; its gradient is -2.56.
+    """
     ratios_N = ratio(logprobs_N.detach() - base_logprobs_N)
     return -ratios_N.clamp(1.0 - low, 1.0 + high) * advantages_N * logprobs_N
 
 
 def reinforce(logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
-    """-A log p, without a ratio to the sampler: right for one update on fresh samples. Williams (1992), Simple
-    Statistical Gradient-Following Algorithms, equation 4 with a baseline inside A. With dropout it is the loss to take:
-    a ratio to a sampler that has none would be noise. A = 2, log p = -0.5: 1."""
+    """-A log p, without a ratio to the sampler: right for one update on fresh samples.
+
+    Williams (1992), Simple Statistical Gradient-Following Algorithms, equation 4 with a baseline inside A. With dropout it
+    is the loss to take: a ratio to a sampler that has none would be noise. A = 2, log p = -0.5: 1.
+    """
     return -advantages_N * logprobs_N
 
 
@@ -124,9 +128,11 @@ def sft(logprobs_N: Tensor) -> Tensor:
 
 
 def plugin_loss(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> Tensor:
-    """A user's ``name(logprobs, tokens, *, settings) -> Tensor``, a value for each of N tokens, which may be a part of
-    a call: whole-call means are in ``tokens.ratios``. ConfigError where it returns anything else, or what has no
-    gradient; AgentError where it raises."""
+    """A user's ``name(logprobs, tokens, *, settings) -> Tensor``, a value for each of N tokens, which may be a part of a
+    call: whole-call means are in ``tokens.ratios``.
+
+    ConfigError where it returns anything else, or what has no gradient; AgentError where it raises.
+    """
     what = f"loss {loss.name!r}"
     function = load_plugin("loss", loss.name, LOSSES)
     if loss.code_hash is not None and plugin_hash("loss", loss.name) != loss.code_hash:
@@ -153,8 +159,10 @@ def entropy(log_distributions_NV: Tensor) -> Tensor:
 
 
 def kl_k3(logprobs_N: Tensor, sampler_logprobs_N: Tensor) -> Tensor:
-    """r - 1 - log r: an unbiased, never negative estimate of KL(sampler || policy) from the sampler's tokens. Schulman
-    (2020), Approximating KL Divergence, estimator k3. r = 2: 2 - 1 - 0.693 = 0.307."""
+    """r - 1 - log r: an unbiased, never negative estimate of KL(sampler || policy) from the sampler's tokens.
+
+    Schulman (2020), Approximating KL Divergence, estimator k3. r = 2: 2 - 1 - 0.693 = 0.307.
+    """
     log_ratios_N = _bounded(logprobs_N - sampler_logprobs_N)
     return log_ratios_N.exp() - 1.0 - log_ratios_N
 
@@ -197,8 +205,10 @@ def needs_calls(loss: Loss) -> bool:
 
 def call_ratios(logprobs_N: Tensor, tokens: Tokens) -> Tensor:
     """[N, 3], for each token of its call: mean log(policy / base), mean log(trainer / sampler), and the latter's sum.
+
     The tokens must hold their calls whole. Two calls of 2 and 1 tokens with log(policy / base) = [0.2, 0.4 | -0.1]:
-    means [0.3, 0.3, -0.1]."""
+    means [0.3, 0.3, -0.1].
+    """
     if tokens.calls is None:
         raise EngineError("this loss compares whole calls, so tokens need calls: the segments of their sequences")
     with torch.no_grad():
@@ -236,9 +246,11 @@ def inside(log_ratios_N: Tensor, low: float, high: float) -> Tensor:
 
 
 def off_policy(log_ratios_N: Tensor, advantages_N: Tensor, max_kl: float) -> Tensor:
-    """True where a call drifted too far to be a bad example: A < 0 and mean log(sampler / policy) > max_kl. DeepSeek-AI
-    (2025), DeepSeek-V3.2, off-policy sequence masking. log_ratios are a call's mean log(policy / sampler), at each of
-    its tokens. [-0.3, -0.3, 0.1], A = [-1, 1, -1], max_kl 0.2: [True, False, False]."""
+    """True where a call drifted too far to be a bad example: A < 0 and mean log(sampler / policy) > max_kl.
+
+    DeepSeek-AI (2025), DeepSeek-V3.2, off-policy sequence masking. log_ratios are a call's mean log(policy / sampler), at
+    each of its tokens. [-0.3, -0.3, 0.1], A = [-1, 1, -1], max_kl 0.2: [True, False, False].
+    """
     return (advantages_N < 0) & (-log_ratios_N > max_kl)
 
 
@@ -269,8 +281,10 @@ def corrections(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> tuple[Tensor 
 
 
 def token_loss(loss: Loss, log_distributions_NV: Tensor, targets_N: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """(SUM over tokens of weight × (policy term - entropy + KL, each with its coefficient), totals for `summary`). A
-    loss that compares whole calls finds them in tokens.ratios, else works them out here, where calls must be whole."""
+    """(SUM over tokens of weight × (policy term - entropy + KL, each with its coefficient), totals for `summary`).
+
+    A loss that compares whole calls finds them in tokens.ratios, else works them out here, where calls must be whole.
+    """
     return sampled_token_loss(loss, *sampled_numbers(loss, log_distributions_NV, targets_N), tokens)
 
 
@@ -440,8 +454,11 @@ def over_all_tokens(mask: Sequence[bool], ratios: Sequence[float], entropies: Se
 
 
 def dpo(chosen_P: Tensor, rejected_P: Tensor, beta: float) -> Tensor:
-    """-log sigmoid(beta (chosen - rejected)), with log(policy / reference) of each completion. Rafailov et al. (2023),
-    Direct Preference Optimization, equation 7. chosen 1, rejected -1, beta 0.5: -log sigmoid(1) = 0.3133."""
+    """-log sigmoid(beta (chosen - rejected)), with log(policy / reference) of each completion.
+
+    Rafailov et al. (2023), Direct Preference Optimization, equation 7. chosen 1, rejected -1, beta 0.5:
+    -log sigmoid(1) = 0.3133.
+    """
     return -F.logsigmoid(beta * (chosen_P - rejected_P))
 
 
@@ -459,9 +476,11 @@ def kto(
 
 
 def kto_baseline(mismatched_M: Tensor) -> Tensor:
-    """max(0, mean of log(policy / reference) of completions beside prompts of others): estimates KL(policy ||
-    reference). One number per completion, the sum over its rows, as h is. Ethayarajh et al. (2024), section 4.1. [0.5,
-    -0.1]: 0.2; [-1, 0]: 0; none given: 0."""
+    """max(0, mean of log(policy / reference) of completions beside prompts of others): estimates KL(policy || reference).
+
+    One number per completion, the sum over its rows, as h is. Ethayarajh et al. (2024), section 4.1. [0.5, -0.1]: 0.2;
+    [-1, 0]: 0; none given: 0.
+    """
     if not len(mismatched_M):
         return mismatched_M.new_zeros(())
     return mismatched_M.detach().mean().clamp(min=0.0)
@@ -470,9 +489,11 @@ def kto_baseline(mismatched_M: Tensor) -> Tensor:
 def preference_loss(
     loss: PreferenceLoss, examples: Sequence[Preference], log_ratios_A: Tensor, mismatched_M: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """(SUM over examples of weight × loss, metrics), from log(policy / reference) of every completion. Completions are
-    in the order of the examples, chosen before rejected. Metrics: margin (mean beta × (chosen - rejected)), accuracy
-    (share of pairs with a margin above 0), for dpo; baseline and margin (of wanted against others) for kto."""
+    """(SUM over examples of weight × loss, metrics), from log(policy / reference) of every completion.
+
+    Completions are in the order of the examples, chosen before rejected. Metrics: margin (mean beta × (chosen - rejected)),
+    accuracy (share of pairs with a margin above 0), for dpo; baseline and margin (of wanted against others) for kto.
+    """
     check_preferences(loss, examples)
     weights_E = log_ratios_A.new_tensor([example.weight for example in examples])
     if loss.name == "dpo":

@@ -1,6 +1,8 @@
 """Machine: the device on which a local engine would compute, its memory and speed, found before anything else starts.
+
 The trainer chooses defaults by it, says it first, and estimates a run's memory and time. A child process measures
-(`local/measure.py`), since torch is not loaded here."""
+(`local/measure.py`), since torch is not loaded here.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ async def longest_row(folder: Path, setup: LearnerSetup, withhold: frozenset[str
 
 
 async def _measured(program: str, arguments: Sequence[str], withhold: frozenset[str]) -> bytes:
-    """What a program of the local engine prints, in a process of its own."""
+    """Standard output of a program of the local engine, in a process of its own."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", f"agentlightning.engines.local.{program}", *arguments),
         stdin=asyncio.subprocess.DEVNULL,

@@ -1,6 +1,10 @@
-"""The server process: ``python -m agentlightning.gateway [--store URL] (--fd N | --host H --port P)``. It is the sole
-owner of a memory or SQLite store; over a store at ``http://…``, which another server owns, it is one gateway of
-several."""
+"""The server process: ``python -m agentlightning.gateway [--store URL] (--fd N | --host H --port P)``.
+
+Started by a supervisor, which hands down a listening socket (``--fd``) and secrets, or by a person, whose environment has
+them. It is the sole owner of a memory or SQLite store; over a store at ``http://…``, which another server owns, it is one
+gateway of several. AGL_SERVER_KEY guards ``/api`` and opens such a store; without one a key is made, and found by this
+user's commands on this machine (store/server_keys.py). SIGTERM and SIGINT end it once the calls in flight are answered.
+"""
 
 from __future__ import annotations
 

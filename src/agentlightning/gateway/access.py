@@ -1,6 +1,10 @@
-"""Access to /api: who calls (authentication) and what they may call (roles). A caller has the server key, a token of
-the store, or, on a server without a key, a program of this machine that is no web page of another site. A method that
-the table does not name is for admins only."""
+"""Access to /api: who calls (authentication) and what they may call (roles).
+
+Driven by the RPC and the views for every request. A caller has the server key, a token of the store, or, on a server
+without a key, a program of this machine that is no web page of another site. Tokens are cached for a few seconds, so long
+they may still open other servers after they were revoked. A method that the table does not name is for admins only. A token
+of one run has arguments that name no run narrowed to its own.
+"""
 
 from __future__ import annotations
 
@@ -362,9 +366,11 @@ def presented_key(headers: Headers) -> bytes:
 
 def cross_site_reason(method: str, headers: Headers) -> str | None:
     """The reason why a request to a server without a key could come from a web page in the user's browser; None if it
-    cannot. A page can make a browser on this machine send requests to loopback. It cannot choose the Host header (its
-    own name, even where that name resolves to loopback), hide its Origin, or send JSON or msgpack without asking
-    first."""
+    cannot.
+
+    A page can make a browser on this machine send requests to loopback. It cannot choose the Host header (its own name,
+    even where that name resolves to loopback), hide its Origin, or send JSON or msgpack without asking first.
+    """
     given = dict(headers)
     if b"x-forwarded-for" in given or b"forwarded" in given:
         return f"X-Forwarded-For: a server without a key is for its own machine, not behind a proxy; set {KEY_VARIABLE}"

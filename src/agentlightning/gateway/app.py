@@ -1,6 +1,8 @@
-"""The ASGI application of the server process: gateway, REST API of the store, health and metrics. Driven by uvicorn
-(`python -m agentlightning.gateway`) or by a test. It routes by the first part of the path: agents' calls go to the
-proxy, ``/api`` to the store's REST API. The caller opens and closes the store."""
+"""The ASGI application of the server process: gateway, REST API of the store, health and metrics.
+
+Driven by uvicorn (`python -m agentlightning.gateway`) or by a test. It routes by the first part of the path: agents' calls
+go to the proxy, ``/api`` to the store's REST API. The caller opens and closes the store.
+"""
 
 from __future__ import annotations
 

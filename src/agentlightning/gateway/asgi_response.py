@@ -1,6 +1,9 @@
-"""One HTTP exchange in bare ASGI: the request, the response, and how long either side waits. Driven by the app and the
-proxy; does not know what the bytes mean. W3C Trace Context (``traceparent: 00-{trace}-{span}-{flags}``) names the span
-within which an agent calls, W3C Baggage (``baggage: agl.agent=writer``) the agent."""
+"""One HTTP exchange in bare ASGI: the request, the response, and how long either side waits.
+
+Driven by the app and the proxy; does not know what the bytes mean. W3C Trace Context (``traceparent:
+00-{trace}-{span}-{flags}``) names the span within which an agent calls, W3C Baggage (``baggage: agl.agent=writer``) the
+agent.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Running attempts: whose a request is, the conversations of an attempt, what a fork replays, refusals, and expired
-leases. Driven by the proxy for every request, so that attempts are cached until this server sees them end, or for a few
-seconds where another server may end them. Knows nothing of messages."""
+"""Running attempts: whose a request is, the conversations of an attempt, what a fork replays, refusals, and expired leases.
+
+Driven by the proxy for every request, so that attempts are cached until this server sees them end, or for a few seconds
+where another server may end them. Knows nothing of messages.
+"""
 
 from __future__ import annotations
 
@@ -108,10 +110,14 @@ class TrackedAttempt:
 
 
 class AttemptReplay:
-    """The recorded calls that a forked attempt's first calls are answered from. A call gets a recorded completion where
-    its request is the recorded one: same messages, tools, decoding, prompt tokens, and stops and a bound of tokens
-    under which the completion is the same. The first call of the policy that is none of those left ends the replay for
-    good, since the agent's state is then one that the recorded attempt never was in."""
+    """The recorded calls that a forked attempt's first calls are answered from.
+
+    A call gets a recorded completion where its request is the recorded one: same messages, tools, decoding, prompt tokens,
+    and stops and a bound of tokens under which the completion is the same. The first call of the policy that is none of
+    those left ends the replay for good, since the agent's state is then one that the recorded attempt never was in. Calls
+    of external models before the place of the fork are replayed as well while it goes on; one that is not recorded ends
+    nothing. What was replayed follows from the attempt's own record, so that any gateway can go on with it.
+    """
 
     def __init__(self, recorded: Sequence[Choices], external: Sequence[Call] = ()) -> None:
         """`recorded` and `external` are the calls to replay, in the order in which they began."""
@@ -177,9 +183,11 @@ class _Attempts(LRUCache[str, TrackedAttempt]):
 
 
 class AttemptCache:
-    """Running attempts, at most `limit`, with conversations of at most `max_bytes`. `shared`: other gateways record
-    calls in the same store without telling this one. `keyless`: the server has no key, and callers of this machine need
-    none either."""
+    """Running attempts, at most `limit`, with conversations of at most `max_bytes`.
+
+    `shared`: other gateways record calls in the same store without telling this one. `keyless`: the server has no key, and
+    callers of this machine need none either.
+    """
 
     def __init__(
         self,
@@ -203,8 +211,10 @@ class AttemptCache:
         """Reads of states under way, by rollout; one that ended meanwhile is removed."""
 
     async def identify(self, named: tuple[str, int] | None, key: str | None, client: str | None) -> KeyOwner:
-        """The sender of a request, by its path and key. Raises ApiError. Keys that are not ours count as none: many
-        SDKs insist on sending one."""
+        """The sender of a request, by its path and key. Raises ApiError.
+
+        Keys that are not ours count as none: many SDKs insist on sending one.
+        """
         if key is None or not key.startswith(KEY_PREFIX):
             if named is None:
                 raise _unauthorized("no key: expected the attempt's own key (sk-agl-…) as Authorization: Bearer")
@@ -307,7 +317,9 @@ class AttemptCache:
         self, attempt: TrackedAttempt, renderer: Renderer | None, policy: str = DEFAULT_POLICY
     ) -> Conversation:
         """The graph of the attempt's calls to `policy`, rebuilt from the store where this gateway does not have it.
-        Without a renderer (external models) any graph will do."""
+
+        Without a renderer (external models) any graph will do.
+        """
         known = attempt.conversations.get(policy)
         if known is None or known.renderer is not renderer:
             known = _known(attempt, renderer, policy)
@@ -400,8 +412,10 @@ class AttemptCache:
         return conversation
 
     def _account(self, attempt: TrackedAttempt) -> None:
-        """Count the bytes of its conversations, and drop the least recently used attempts where all have too many. That
-        may be the attempt itself, which the call at hand still holds: no attempt keeps more than the bound."""
+        """Count the bytes of its conversations, and drop the least recently used attempts where all have too many.
+
+        That may be the attempt itself, which the call at hand still holds: no attempt keeps more than the bound.
+        """
         size = 0
         for conversation in attempt.conversations.values():
             size += conversation.size
@@ -481,9 +495,11 @@ _PLACE = re.compile(r"[.\[].*", re.DOTALL)
 
 
 async def record_refusal(store: LightningStore, attempt: TrackedAttempt, refusal: ApiError) -> None:
-    """Records a refused model call before the agent gets the answer; does nothing for failures of ours. Bounded,
-    whatever a looping agent sends: after the first refusals only each doubling of their number, and the first one after
-    a call that was answered, is written."""
+    """Records a refused model call before the agent gets the answer; does nothing for failures of ours.
+
+    Bounded, whatever a looping agent sends: after the first refusals only each doubling of their number, and the first one
+    after a call that was answered, is written.
+    """
     if not 400 <= refusal.status < 500 or refusal.status in NOT_REFUSALS:
         return
     attempt.refused += 1
@@ -537,8 +553,10 @@ MAX_GAP = 1 / 6
 
 class LeaseExpiry:
     """Gives up attempts whose leases have expired, once every worker had the chance to renew them; a background task.
-    After a start, and after each gap in which this server, its store or the machine stood still, no lease is given up
-    for `lease_s`: nobody could renew meanwhile. `on_expired` is called where some were given up."""
+
+    After a start, and after each gap in which this server, its store or the machine stood still, no lease is given up for
+    `lease_s`: nobody could renew meanwhile. `on_expired` is called where some were given up.
+    """
 
     def __init__(
         self,

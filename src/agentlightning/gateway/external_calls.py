@@ -1,6 +1,10 @@
-"""ExternalCalls: calls for models that are not trained: a judge, a user simulator, an embedding, a hosted policy. The
-request goes out in its own protocol as it came, with the server's key in place of the attempt's; the answer comes back
-byte for byte, and its last bytes wait until the call is recorded. Knows no engine and no template."""
+"""ExternalCalls: calls for models that are not trained: a judge, a user simulator, an embedding, a hosted policy.
+
+Driven by the proxy. The request goes out in its own protocol as it came, with the server's key in place of the attempt's;
+the answer comes back byte for byte, and its last bytes wait until the call is recorded. The record has no tokens and is
+never trained on. A call that fails leaves a span; where limits count tokens, one that may cost something is recorded as
+well. Knows no engine and no template.
+"""
 
 from __future__ import annotations
 
@@ -299,9 +303,11 @@ def _failed(job: _ExternalJob, refusal: ApiError) -> bytes:
 
 
 def _usage(exchange: Exchange, asked: int, cut_off: bool, counts: bool) -> JSON:
-    """Tokens of a call: as reported, and where limits need them (`counts`) estimated from what came otherwise. Tries
-    that may have been executed and of which nothing came cost what was `asked`. Streams have a report only where it is
-    asked for: four bytes count as a token, as in English text."""
+    """Tokens of a call: as reported, and where limits need them (`counts`) estimated from what came otherwise. Tries that
+    may have been executed and of which nothing came cost what was `asked`.
+
+    Streams have a report only where it is asked for: four bytes count as a token, as in English text.
+    """
     reader, lost = exchange.reader, exchange.executed - exchange.answered
     reported: JSON = {"prompt_tokens": reader.prompt_tokens, "sampled_tokens": reader.sampled_tokens}
     known = any(reported.values())

@@ -1,7 +1,10 @@
-"""External models of a run by model name, and one exchange with one of them over HTTP, with its retries. Until the
-first byte of an answer has gone on to the agent, connections that fail and refusals that time may change (429, 5xx) are
-tried again. Redirects are never followed, cookies never kept, and only the configured URL decides where a request
-goes."""
+"""External models of a run by model name, and one exchange with one of them over HTTP, with its retries.
+
+Driven by external_calls.py. External models are resources of the run, in the form of the ``[external.NAME]`` tables. Until
+the first byte of an answer has gone on to the agent, connections that fail and refusals that time may change (429, 5xx) are
+tried again. Redirects are never followed, cookies never kept, and only the configured URL decides where a request goes.
+Knows nothing of attempts or of the record.
+"""
 
 from __future__ import annotations
 
@@ -316,8 +319,10 @@ class ExternalClient:
 
 
 def request_headers(external: ExternalModel, route: str, given: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers of an outgoing request: the server's key, and those of the agent's own headers that may pass. Raises
-    ApiError where the external model has no such route or its key is missing."""
+    """Headers of an outgoing request: the server's key, and those of the agent's own headers that may pass.
+
+    Raises ApiError where the external model has no such route or its key is missing.
+    """
     settings = external.settings
     routes = ROUTES[settings.protocol]
     if route not in routes:

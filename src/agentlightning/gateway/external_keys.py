@@ -1,6 +1,9 @@
-"""ExternalKeys: to which hosts the server sends which variables of its environment, as its operator says. A run names a
-variable (``key_env``) and a URL; without this list whoever may write to a run could have any variable of the server
-sent to a URL of theirs."""
+"""ExternalKeys: to which hosts the server sends which variables of its environment, as its operator says.
+
+A run names a variable (``key_env``) and a URL; without this list whoever may write to a run could have any variable of the
+server sent to a URL of theirs. Asked when such a resource is stored through the API, and when it is used, since a store may
+hold older ones. Knows no values of variables.
+"""
 
 from __future__ import annotations
 

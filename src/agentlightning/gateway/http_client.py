@@ -1,6 +1,9 @@
-"""HttpClient: POST and GET over HTTP/1.1 connections that are kept open, without a cap on their number. It follows no
-redirects, keeps no cookies, reads no proxy settings, and sends again only what met a connection that its server had
-just closed. All that goes wrong on the way is an OSError."""
+"""HttpClient: POST and GET over HTTP/1.1 connections that are kept open, without a cap on their number.
+
+Driven by policy/engine_router.py and external_client.py for every call, of which a general client takes a fifth. It follows
+no redirects, keeps no cookies, reads no proxy settings, and sends again only what met a connection that its server had just
+closed. All that goes wrong on the way is an OSError.
+"""
 
 from __future__ import annotations
 
@@ -161,8 +164,10 @@ class HttpClient:
 
 
 class HttpResponse(asyncio.Protocol):
-    """A response whose head has arrived, and its connection, which has at most one request under way. A context manager
-    that gives the connection back, or closes it."""
+    """A response whose head has arrived, and its connection, which has at most one request under way.
+
+    A context manager that gives the connection back, or closes it.
+    """
 
     transport: asyncio.Transport
 

@@ -1,6 +1,10 @@
-"""Limits: what one agent, one serving key, and all of a run together may use of the gateway and of models. Totals are
-counted as calls are recorded; unknown ones are read from the store, once, or from time to time where other gateways
-record calls, too. Knows no protocol."""
+"""Limits: what one agent, one serving key, and all of a run together may use of the gateway and of models.
+
+The proxy enters every request before its body is read; the calls begin each completion that is not a repetition and report
+what it used. Bounds of a run are its resource of kind ``limits``; the server's own bound each attempt as well. Totals are
+counted as calls are recorded; unknown ones are read from the store, once, or from time to time where other gateways record
+calls, too. Without totals among the bounds nothing is read. Knows no protocol.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +93,10 @@ class Usage:
     """Limits that have left a span."""
 
     def add(self, call: Call) -> None:
-        """Count a recorded call. Further choices of a call have sampled tokens of their own and nothing else. A call
-        that a fork replayed counts as one that the agent made, and used no tokens."""
+        """Count a recorded call. Further choices of a call have sampled tokens of their own and nothing else.
+
+        A call that a fork replayed counts as one that the agent made, and used no tokens.
+        """
         first = "." not in call.id
         self.calls += first
         if call.replayed_id is not None:

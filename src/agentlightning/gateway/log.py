@@ -1,6 +1,10 @@
 """The log of the server process: one event a line on standard error, for people in a terminal and as JSON elsewhere.
-Events that a request caused carry its rollout and attempt. No key is ever written: what looks like one, and the
-server's own, is crossed out, also where it came with a path or in the text of an error."""
+
+Set up once by the server process; everything else says what it has to say to `logging`, uvicorn included, and comes out in
+the same form. Events that a request caused carry its rollout and attempt. No key is ever written: what looks like one, and
+the server's own, is crossed out, also where it came with a path or in the text of an error. Control characters are
+escaped.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Prometheus metrics of a server: the gateway's numbers and the store's, in one registry per app, so that two apps in a
-process do not add up. Driven by the proxy and the application. What changes seldom (engines, runs) is read at a scrape;
-writes are counted once a commit, from the thread that makes it."""
+process do not add up.
+
+Driven by the proxy and the application. What changes seldom (engines, runs) is read at a scrape; writes are counted once a
+commit, from the thread that makes it.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +69,10 @@ class GatewayMetrics:
         self._last_versions: LRUCache[tuple[str, str], int] = LRUCache(MAX_POLICIES)
 
     def record(self, call: Call) -> None:
-        """Count a call that was recorded, of a policy or of an external model. A call with n > 1 choices is recorded as
-        n; the further ones have sampled tokens of their own and nothing else."""
+        """Count a call that was recorded, of a policy or of an external model.
+
+        A call with n > 1 choices is recorded as n; the further ones have sampled tokens of their own and nothing else.
+        """
         replayed = call.replayed_id is not None
         if not replayed:
             self._add(self._sampled_tokens, len(call.sampled_ids))

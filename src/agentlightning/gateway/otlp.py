@@ -1,7 +1,11 @@
-"""Traces in: OTLP/HTTP requests of agents' programs (protobuf and JSON, gzip) to spans in the store. A span belongs to
-the attempt that the attributes ``agl.rollout_id`` and ``agl.attempt`` (default: the latest) of it or its resource name,
-else to that of the path or of the key. Answers in OTLP's own terms: a request that cannot be read is refused whole, one
-in which spans were broken is a partial success that says what; only what may pass is to be sent again."""
+"""Traces in: OTLP/HTTP requests of agents' programs (protobuf and JSON, gzip) to spans in the store.
+
+Driven by the proxy for POST …/v1/traces. A span belongs to the attempt that the attributes ``agl.rollout_id`` and
+``agl.attempt`` (default: the latest) of it or its resource name, else to that of the path or of the key. An admin may name
+any attempt, an attempt's key those of its rollout. Answers in OTLP's own terms: a request that cannot be read is refused
+whole, one in which spans were broken is a partial success that says what; only what may pass is to be sent again. Exporters
+send in batches, so spans are accepted for a while after their attempt has ended.
+"""
 
 from __future__ import annotations
 

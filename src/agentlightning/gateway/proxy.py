@@ -1,5 +1,10 @@
-"""The proxy: what agents call, by route: model calls in every protocol, models, stored responses, rewards, traces. It
-finds who calls and which model is meant, and puts whatever goes wrong into the shape of the protocol in use."""
+"""The proxy: what agents call, by route: model calls in every protocol, models, stored responses, rewards, traces.
+
+Driven by the ASGI app for paths under ``/r/{rollout}/{attempt}/v1`` (Google's protocol: ``…/v1beta``) and, with a key,
+under ``/v1``. It finds who calls and which model is meant, and puts whatever goes wrong into the shape of the protocol in
+use. A call of the policy goes to policy/calls.py, one of a configured external model to external_calls.py, traces to
+otlp.py, which answers in OTLP's own terms.
+"""
 
 from __future__ import annotations
 

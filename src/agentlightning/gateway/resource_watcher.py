@@ -1,6 +1,8 @@
-"""ResourceWatcher: the newest resources of the runs in use, read once and again only when the store says that they
-changed. Driven by whoever derives something from resources (policy/engine_router.py, external_client.py), for every
-call. One long poll for each run that is in use; nothing is asked for runs that are not. Knows no kind of resource."""
+"""ResourceWatcher: the newest resources of the runs in use, read once and again only when the store says that they changed.
+
+Driven by whoever derives something from resources (policy/engine_router.py, external_client.py), for every call. One long
+poll for each run that is in use; nothing is asked for runs that are not. Knows no kind of resource.
+"""
 
 from __future__ import annotations
 

@@ -37,9 +37,12 @@ def create_api(
     external_keys: ExternalKeys = ExternalKeys(),
     authentication: Authentication | None = None,
 ) -> ASGIApp:
-    """The API of an open store, to be mounted at /api. `server_key`: what callers must send as bearer token; None opens
-    it to everybody who can connect, web pages excepted (loopback only). `stopping`: set when the server is about to
-    end, and long polls with it."""
+    """The API of an open store, to be mounted at /api.
+
+    `server_key`: what callers must send as bearer token; None opens it to everybody who can connect, web pages excepted
+    (loopback only). `boot`: id of this start of the server, sent with every answer. `stopping`: set when the server is about
+    to end, and long polls with it. `authentication`: of the whole server, with this `server_key`; made here unless given.
+    """
     stopping = stopping or asyncio.Event()
     callers = authentication or Authentication(store, server_key)
     permissions = Permissions(store, external_keys)

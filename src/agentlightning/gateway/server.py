@@ -1,5 +1,7 @@
-"""AgentLightningServer: the gateway and the store in a thread of this process, for scripts, notebooks and tests. ``agl
-serve`` and the trainer run the same application as a process of its own; that is what survives a kill."""
+"""AgentLightningServer: the gateway and the store in a thread of this process, for scripts, notebooks and tests.
+
+``agl serve`` and the trainer run the same application as a process of its own; that is what survives a kill.
+"""
 
 from __future__ import annotations
 

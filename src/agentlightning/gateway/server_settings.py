@@ -1,5 +1,7 @@
-"""ServerSettings: the operator's decisions about a server, from the options of ``agl serve``. What cannot be used is
-refused here, before anything listens. Knows no route."""
+"""ServerSettings: the operator's decisions about a server, from the options of ``agl serve``.
+
+What cannot be used is refused here, before anything listens. Knows no route.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,11 @@
-"""UvicornServer: uvicorn with limits on what a client may hold and an end that loses nothing. Here a client has a
-deadline for the head of its request and for reading, a connection too many replaces one without a request, and a server
-that is told to end first lets the calls in flight finish while it refuses new ones."""
+"""UvicornServer: uvicorn with limits on what a client may hold and an end that loses nothing.
+
+Driven by the server process and by AgentLightningServer. uvicorn bounds neither the time nor the size of a request's head,
+closes no connection whose client sends a refused body for ever or never reads its response, and refuses requests (health
+checks, too) where there are too many connections. Here a client has a deadline for the head of its request and for reading,
+a connection too many replaces one without a request, and a server that is told to end first lets the calls in flight finish
+while it refuses new ones. Knows nothing of routes.
+"""
 
 from __future__ import annotations
 
@@ -106,9 +111,12 @@ class Connection(Protocol):
 
 
 class ConnectionLimit:
-    """The connections of one server, at most `max_connections`. A connection costs a file descriptor, and a client that
-    opens thousands must keep nobody out: a new one takes the place of the one that has waited for a request for
-    longest. Those with a request under way, which needs a key, keep their places."""
+    """The connections of one server, at most `max_connections`.
+
+    A connection costs a file descriptor, and a client that opens thousands must keep nobody out: a new one takes the place
+    of the one that has waited for a request for longest. Those with a request under way, which needs a key, keep their
+    places. Nothing is counted by address, which agents behind one proxy share.
+    """
 
     def __init__(self, max_connections: int) -> None:
         self._max = max_connections

@@ -1,5 +1,9 @@
-"""Cluster: what the Kubernetes runner needs of an API server, in one namespace, and FollowedObjects, which keeps all
-objects of one kind up to date by list and watch. Objects are what the API's JSON says."""
+"""Cluster: what the Kubernetes runner needs of an API server, in one namespace, and FollowedObjects, which keeps all objects
+of one kind up to date by list and watch. Objects are what the API's JSON says.
+
+`LightkubeCluster` is the real one; tests have one in memory, which passes the same suite. Decides nothing: what objects mean
+is known to those who drive it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The Job of an attempt and the Secret beside it, from the run's settings, and `state_of`, which reads an attempt's
-state from its Job and pods. Pure: the same attempt gives the same objects, and a state is of what is there, not of what
-changed. The Job tells what may be seen by whoever may see Jobs; the agent's environment, its key and its task are in
-the Secret, which the Job owns and which ends with it."""
+"""The Job of an attempt and the Secret beside it, from the run's settings, and `state_of`, which reads an attempt's state
+from its Job and pods. Pure: the same attempt gives the same objects, and a state is of what is there, not of what changed.
+
+Driven by the Kubernetes runner. The Job tells what may be seen by whoever may see Jobs; the agent's environment, its key and
+its task are in the Secret, which the Job owns and which ends with it.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,11 @@ def attempt_of(job: JSON) -> tuple[str, int]:
 
 
 class JobTemplate:
-    """Makes the Jobs of a worker's attempts, as the run's settings want them. ConfigError where the command is empty,
-    or pods could not reach the server. server_url: of the worker, for pods that are told no other."""
+    """Makes the Jobs of a worker's attempts, as the run's settings want them.
+
+    ConfigError where the command is empty, or pods could not reach the server. server_url: of the worker, for pods that
+    are told no other.
+    """
 
     def __init__(self, command: str, settings: KubernetesJob, *, run_id: str, worker_id: str, server_url: str) -> None:
         self._arguments = split_command(command, "agent command", found=False)

@@ -1,6 +1,9 @@
-"""The runner whose attempts are Jobs of a Kubernetes cluster: an image and a command, a pod for each attempt. What it
-wants are its attempts; what is there are Jobs by label; it compares the two whenever something is seen to have changed,
-so that neither a restart of the API server nor one of the worker loses an attempt."""
+"""The runner whose attempts are Jobs of a Kubernetes cluster: an image and a command, a pod for each attempt.
+
+Driven by the worker like the command runner, with the same environment, reward and exit codes for the program. What it
+wants are its attempts; what is there are Jobs by label; it compares the two whenever something is seen to have changed, so
+that neither a restart of the API server nor one of the worker loses an attempt.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +108,10 @@ def check(agent: CommandAgent) -> str:
 
 
 class KubernetesRunner:
-    """Runs a command line in the pod of a Job. `start` it before the first attempt, `check` says whether it can. over:
-    asked before a Job that nobody here wants is deleted: another worker may."""
+    """Runs a command line in the pod of a Job. `start` it before the first attempt, `check` says whether it can.
+
+    over: asked before a Job that nobody here wants is deleted: another worker may.
+    """
 
     def __init__(
         self,
@@ -170,8 +175,10 @@ class KubernetesRunner:
         return {name: place.state for name, place in self._places.items()}
 
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
-        """Run the attempt's Job, which may be there already, to its end, and delete it. CommandFailed where the program
-        failed or was interrupted; InfrastructureError where the cluster could not run it."""
+        """Run the attempt's Job, which may be there already, to its end, and delete it.
+
+        CommandFailed where the program failed or was interrupted; InfrastructureError where the cluster could not run it.
+        """
         place = _Place(job_name(claim), asyncio.Event())
         self._places[place.name] = place
         try:

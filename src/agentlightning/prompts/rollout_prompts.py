@@ -1,5 +1,7 @@
-"""RolloutPrompts: the templates of one rollout, filled in from its task. Driven by the workers, for the agents that ask
-for a prompt or find it in their environment, and by the gateway. Pure."""
+"""RolloutPrompts: the templates of one rollout, filled in from its task.
+
+Driven by the workers, for the agents that ask for a prompt or find it in their environment, and by the gateway. Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class RolloutPrompts:
 
     def render(self, name: str, /, **fields: object) -> str | list[Message]:
         """The text of a template, or its messages. Placeholders are the task's fields, unless `fields` has them.
-        InputError where the run has no such template, and where a placeholder is neither's."""
+
+        InputError where the run has no such template, and where a placeholder is neither's.
+        """
         template = self.templates.get(name)
         if template is None:
             known = ", ".join(sorted(self.templates)) or "none"

@@ -1,6 +1,9 @@
-"""Prompt templates: parsed and checked before anything runs, rendered from plain data, compared with each other. A
-template is the value of a resource of kind ``prompt_template``: ``{"format", "template", "placeholders", "source",
-"parents"}``. Whoever has a token of the run may write templates: Jinja's run in its sandbox, over plain data."""
+"""Prompt templates: parsed and checked before anything runs, rendered from plain data, compared with each other.
+
+A template is the value of a resource of kind ``prompt_template``: ``{"format", "template", "placeholders", "source",
+"parents"}``. Driven by the workers, the gateway, the command line and optimizers. Whoever has a token of the run may write
+templates: Jinja's run in its sandbox, over plain data. Pure; knows no store and no agent.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,9 @@ class Template:
 
     def render(self, /, **fields: object) -> str | list[Message]:
         """The text, or the messages, with these fields filled in; fields that it has no placeholder for are left out.
-        InputError names the placeholder that got nothing, and where the text is longer than a template may make it."""
+
+        InputError names the placeholder that got nothing, and where the text is longer than a template may make it.
+        """
         if missing := [name for name in self.placeholders if name not in fields]:
             raise InputError(f"placeholder {missing[0]!r}: expected a field of this name, got {_listed(fields)}")
         used = {name: fields[name] for name in self.placeholders}

@@ -1,7 +1,9 @@
 """Protocol-neutral types: the request, the completion and the error that every wire format is translated to and from.
-The gateway speaks only these; a module per protocol (`WireFormat`: chat, completions, responses, messages, embeddings)
-knows how they look on the wire. Messages and tools have one form everywhere, that of Chat Completions, because chat
-templates and the record are written in it."""
+
+The gateway speaks only these; a module per protocol (`WireFormat`: chat, completions, responses, messages, embeddings) knows
+how they look on the wire. Messages and tools have one form everywhere, that of Chat Completions, because chat templates and
+the record are written in it. Pure data: knows nothing of tokens, templates, HTTP or rollouts.
+"""
 
 from __future__ import annotations
 
@@ -240,8 +242,10 @@ class Delta:
 
 
 class EventStream(Interface):
-    """The events of one streamed response: `first`, any number of `delta`, then `last` or `failed`. The deltas of a
-    choice, put together, are the choice that `last` is given."""
+    """The events of one streamed response: `first`, any number of `delta`, then `last` or `failed`.
+
+    The deltas of a choice, put together, are the choice that `last` is given.
+    """
 
     def first(self) -> bytes:
         """Opens the completion."""
@@ -317,9 +321,11 @@ class WireFormat(Interface):
     def NAME(self) -> str: ...
 
     def parse(self, data: JSON, trained: bool = True) -> CompletionRequest:
-        """The request in a body. Raises ApiError, naming the field and what was expected. With `trained` False the call
-        goes to an external model as it is: content that only that model understands (images, tools of its own, unknown
-        items) is kept in `messages` as received, and nothing is collected as unsupported."""
+        """The request in a body. Raises ApiError, naming the field and what was expected.
+
+        With `trained` False the call goes to an external model as it is: content that only that model understands (images,
+        tools of its own, unknown items) is kept in `messages` as received, and nothing is collected as unsupported.
+        """
         ...
 
     def body(self, request: CompletionRequest, completion: Completion) -> bytes:
@@ -518,8 +524,10 @@ class EventReader:
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of the events that `chunk` completes; comments and other fields are passed over. Raises EngineError
-        where an event is longer than MAX_EVENT_BYTES."""
+        """The data of the events that `chunk` completes; comments and other fields are passed over.
+
+        Raises EngineError where an event is longer than MAX_EVENT_BYTES.
+        """
         self._line.append(chunk)
         if b"\n" not in chunk:
             self._size += len(chunk)

@@ -1,7 +1,11 @@
 """OpenAI Chat Completions: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this
-protocol respond; and what the other protocols of OpenAI have in common with it. Every documented field is honoured,
-refused, collected as unsupported, or accepted because it has no effect on what is sampled (metadata, user, store,
-caching, service tiers, a prediction); the tables below say which."""
+protocol respond; and what the other protocols of OpenAI have in common with it. Pure.
+
+Driven by the gateway, which chooses the protocol by route. Every documented field is honoured, refused, collected as
+unsupported, or accepted because it has no effect on what is sampled (metadata, user, store, caching, service tiers, a
+prediction); the tables below say which. Fields that the protocol does not have are passed over, save
+those of the engines behind it, which would change what is sampled.
+"""
 
 from __future__ import annotations
 
@@ -488,8 +492,10 @@ def shown(request: CompletionRequest, tokens: tuple[TokenLogprob, ...]) -> Seque
 
 
 class ChunkStream(ABC):
-    """The chunks of a streamed response, as far as both protocols have the same. The last text of a choice waits for
-    the finish reason and goes out in one chunk with it, as vLLM has it."""
+    """The chunks of a streamed response, as far as both protocols have the same.
+
+    The last text of a choice waits for the finish reason and goes out in one chunk with it, as vLLM has it.
+    """
 
     def __init__(self, request: CompletionRequest, frame: JSON, prompt_tokens: int) -> None:
         self._request = request

@@ -1,7 +1,10 @@
 """OpenAI Completions, the older protocol of raw prompts: JSON <-> CompletionRequest, Completion, Delta; and external
-responses. A prompt is a text or token ids and reaches the model as it is, without a template; the completion is text,
-in which neither reasoning nor tool calls are looked for. Without `max_tokens` a completion has 16 tokens, as
-OpenAI's."""
+responses. Pure.
+
+Driven by the gateway. A prompt is a text or token ids and reaches the model as it is, without a template; the completion is
+text, in which neither reasoning nor tool calls are looked for. Without `max_tokens` a completion has 16 tokens, as OpenAI's.
+Text offsets of logprobs count from the start of the choice's text.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """OpenAI Embeddings, which only external models give: what the record needs of a request and of its response. Pure.
-Driven by the gateway. The policy that is trained has no embeddings, so a request that names no configured external
-model is refused."""
+
+Driven by the gateway. The policy that is trained has no embeddings, so a request that names no configured external model is
+refused.
+"""
 
 from __future__ import annotations
 

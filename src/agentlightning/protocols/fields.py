@@ -1,6 +1,9 @@
-"""Fields of requests: the types that protocols share, and one place that turns msgspec's errors into sentences. A
-protocol's parser reads a body with `read` into a `msgspec.Struct`. Missing and null fields have their defaults; a value
-of another kind is an ApiError whose `param` is the field's path, and whose sentence says what was expected."""
+"""Fields of requests: the types that protocols share, and one place that turns msgspec's errors into sentences.
+
+A protocol's parser reads a body with `read` into a `msgspec.Struct`. Missing and null fields have their defaults; a value of
+another kind is an ApiError whose `param` is the field's path, and whose sentence says what was expected. Unknown fields are
+passed over, save those of the tables below. Pure: knows no protocol.
+"""
 
 from __future__ import annotations
 
@@ -512,8 +515,10 @@ def combined(tool_call: JSON, *contents: JSON) -> JSON:
 
 
 def tool_call(choice: Any, tools: list[JSON] | None, field: str = "tool_choice") -> JSON:
-    """``tool_call`` of the grammar by OpenAI's `tool_choice` and `strict` of the tools; empty where neither asks for
-    one. Raises ApiError where a name is none of the tools'."""
+    """``tool_call`` of the grammar by OpenAI's `tool_choice` and `strict` of the tools; empty where neither asks for one.
+
+    Raises ApiError where a name is none of the tools'.
+    """
     if choice == "required":
         return forced_call(None, tools, field)
     kind = choice.get("type") if isinstance(choice, dict) else None

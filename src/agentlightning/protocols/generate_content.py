@@ -1,7 +1,11 @@
-"""Google generateContent: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this
-protocol respond. Driven by the gateway, which chooses the protocol by route and, since the path names the model and
-says whether to stream, adds both to the body (`with_route`). Field names may be in camel case or in snake case, as
-Google reads them."""
+"""Google generateContent: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this protocol
+respond. Pure.
+
+Driven by the gateway, which chooses the protocol by route and, since the path names the model and says whether to stream,
+adds both to the body (`with_route`). Field names may be in camel case or in snake case, as Google reads them. The model's
+thoughts are given where `thinkingConfig.includeThoughts` asks for them; budgets and levels of thinking, safety settings,
+labels and service tiers are accepted without effect. Unknown fields are passed over.
+"""
 
 from __future__ import annotations
 

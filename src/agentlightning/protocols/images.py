@@ -1,7 +1,10 @@
-"""Image parts of requests, in the form of every protocol: read, bounded, and named by the hash of their bytes. A part
-becomes ``{"type": "image", "image": "<SHA-256 in hex>"}``, which is what is hashed, recorded and given to chat
-templates; the bytes travel beside the messages. URLs are never fetched: whoever may write a request could have the
-gateway read what only the gateway can reach."""
+"""Image parts of requests, in the form of every protocol: read, bounded, and named by the hash of their bytes.
+
+Driven by each protocol's parser. A part becomes ``{"type": "image", "image": "<SHA-256 in hex>"}``, which is what is hashed,
+recorded and given to chat templates; the bytes travel beside the messages. URLs are never fetched: whoever may write a
+request could have the gateway read what only the gateway can reach. Whether a file is an image, and whether the model has
+sight, is seen later. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,14 @@
-"""Anthropic Messages: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this
-protocol respond. A tool call's arguments are an object here, which the sampled text need not be: what is no JSON object
-travels in the key ``_arguments``, beside what could be read of it, and is unwrapped when the agent sends it back, so
-that nothing is lost."""
+"""Anthropic Messages: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this protocol
+respond. Pure.
+
+Driven by the gateway, which chooses the protocol by route. Whether the model thinks before it answers is its own and its
+template's; the response has its thinking where `thinking` asks for it, the record always, so that the conversation goes on
+exactly. Accepted without effect are cache control, metadata and
+service tiers. Unknown fields are passed over, save those with which other APIs change the response.
+
+A tool call's arguments are an object here, which the sampled text need not be: what is no JSON object travels in the key
+``_arguments``, beside what could be read of it, and is unwrapped when the agent sends it back, so that nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -484,9 +491,11 @@ def arguments_text(given: JSON) -> str:
 
 
 class InputText:
-    """Arguments as they are sampled, given out so that all of it together is an object whatever is sampled. SDKs parse
-    an input while it comes, and raise where it is no JSON. So a member goes out once it is whole, as Anthropic's own
-    models do; where the text stops being an object, the members so far are closed with the text under `RAW`."""
+    """Arguments as they are sampled, given out so that all of it together is an object whatever is sampled.
+
+    SDKs parse an input while it comes, and raise where it is no JSON. So a member goes out once it is whole, as Anthropic's
+    own models do; where the text stops being an object, the members so far are closed with the text under `RAW`.
+    """
 
     def __init__(self) -> None:
         self._raw: list[str] = []

@@ -1,6 +1,8 @@
-"""Items of OpenAI Responses: completions as items, and items as messages. Pure. Every item of a response carries the id
-of its call (``rs_ID``, ``msg_ID``, ``fc_ID_0``), so that items which an agent sends back are put together to the
-message that was recorded."""
+"""Items of OpenAI Responses: completions as items, and items as messages. Pure.
+
+Every item of a response carries the id of its call (``rs_ID``, ``msg_ID``, ``fc_ID_0``), so that items which an agent sends
+back are put together to the message that was recorded.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,11 @@
 """OpenAI Responses: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this protocol
-respond. Every documented field is honoured, refused, collected as unsupported, or accepted because it changes nothing
-of what is sampled; the tables say which."""
+respond. Pure.
+
+Driven by the gateway, which chooses the protocol by route. Function tools are the policy's only ones. Every documented field
+is honoured, refused, collected as unsupported, or accepted because it changes nothing of what is sampled; the tables say
+which. Unknown fields are passed over, save those with which other APIs change the response. Responses are stored as the
+record: `previous_response_id`, items that refer to it and GET responses/ID find them (gateway/policy/recorded.py).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
-"""System prompts: another one in a request, in the form of every protocol; and names of agents by theirs. A call whose
-program does not say which of its agents makes it gets a name of its prompt, so that `algorithm.agents` can select it:
-the first words and a hash, ``planner~3f2a9c``."""
+"""System prompts: another one in a request, in the form of every protocol; and names of agents by theirs. Pure.
+
+The gateway's prompt rules drive the first. A call whose program does not say which of its agents makes it gets a name of its
+prompt, so that `algorithm.agents` can select it: the first words and a hash, ``planner~3f2a9c``. What differs from task to
+task and from day to day is left out of both: dates, times, paths, addresses and hashes. `tracing/tool_uses.py` prefers what
+a span says.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +45,12 @@ _NAME = re.compile(r"[\w-]+~[0-9a-f]{6}")
 
 
 def replace_system(protocol: str, data: JSON, text: str) -> tuple[JSON, str | None]:
-    """The request with `text` for its system prompt, and what that was ('' where it had none); None where the protocol
-    has no place for one. Several system messages at its beginning become one. What a Responses request has of them
-    among its input goes into its instructions: these are sent with every request, while earlier input comes back by
-    `previous_response_id`."""
+    """The request with `text` for its system prompt, and what that was ('' where it had none); None where the protocol has
+    no place for one.
+
+    Several system messages at its beginning become one. What a Responses request has of them among its input goes into its
+    instructions: these are sent with every request, while earlier input comes back by `previous_response_id`.
+    """
     if protocol == "chat" and isinstance(data.get("messages"), list):
         system, others = _leading(data["messages"])
         role = system[0]["role"] if system else "system"

@@ -1,5 +1,9 @@
-"""Tokens: ids in, ids and log-probabilities out, for agents that own their tokens. JSON <-> CompletionRequest,
-Completion, Delta. No template, no parsing, no text: what is sampled comes back as it is."""
+"""Tokens: ids in, ids and log-probabilities out, for agents that own their tokens. JSON <-> CompletionRequest, Completion,
+Delta. Pure.
+
+Driven by the gateway at ``POST /v1/tokens/generate``. No template, no parsing, no text: what is sampled comes back as it is.
+The route is ours, so a field that it does not know is refused rather than passed over.
+"""
 
 from __future__ import annotations
 

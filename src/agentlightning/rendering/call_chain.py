@@ -1,5 +1,7 @@
-"""Call chains: a recorded call with those that it continues, and the messages that they hold together. Pure. The light
-core reads records with it: nothing here imports what only an extra brings."""
+"""Call chains: a recorded call with those that it continues, and the messages that they hold together. Pure.
+
+The light core reads records with it: nothing here imports what only an extra brings.
+"""
 
 from __future__ import annotations
 

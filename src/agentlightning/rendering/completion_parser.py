@@ -82,9 +82,11 @@ class CompletionParser:
 
 
 class Splitter:
-    """Gives out text as soon as it cannot become something else. Held back: whatever could begin a tool call, and
-    whitespace before one. Whitespace around tool calls and newlines around the reasoning are nobody's; other text after
-    a call is content."""
+    """Gives out text as soon as it cannot become something else.
+
+    Held back: whatever could begin a tool call, and whitespace before one. Whitespace around tool calls and newlines around
+    the reasoning are nobody's; other text after a call is content.
+    """
 
     def __init__(
         self, syntax: Syntax | None, tools: list[JSON] | None, *, thinks: bool, inside: bool, begins: bool = True

@@ -1,6 +1,11 @@
-"""Conversation: the graph of one attempt's model calls, which makes prompts drift-free. Driven by the gateway: `plan`
-finds the longest recorded path that a request continues and returns exact prompt ids (the path's own ids, then the
-encoding of what is new), `record` adds the completion, `add` takes in what the store knows."""
+"""Conversation: the graph of one attempt's model calls, which makes prompts drift-free.
+
+Driven by the gateway: `plan` finds the longest recorded path that a request continues and returns exact prompt ids (the
+path's own ids, then the encoding of what is new), `record` adds the completion, `add` takes in what the store knows. Nothing
+is guessed: what is new comes from the model family's own renderer or from a checked difference of two renderings, and where
+the check fails the prompt is rendered afresh and the plan says why. Parallel calls and sub-agents are branches. No I/O;
+knows nothing of protocols.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +58,14 @@ MAX_COMMON_TOKENS = 8
 def diagnose(
     graph: CallGraph, roles: str, digests: list[Digest], hashes: list[Digest], known: int
 ) -> tuple[ForkCause | None, int]:
-    """The cause, and the sampled tokens of recorded completions that the request repeats after its first `known`
-    messages. (None, 0) where there is nothing to explain: the rest of the request was never sampled (examples,
-    completions of other models) or belongs to another branch than the one it continues."""
+    """The cause, and the sampled tokens of recorded completions that the request repeats after its first `known` messages.
+
+    (None, 0) where there is nothing to explain: the rest of the request was never sampled (examples, completions of other
+    models) or belongs to another branch than the one it continues. An edited completion counts as repeated: its tokens, too,
+    are context and no more. The latest recorded completion in the request leads to the recorded path that it was made from,
+    and the first message in which the two differ says what happened; but where a recorded request is repeated for longer
+    than that, and then has another completion, it was this one that was edited.
+    """
     if "a" not in roles[known:]:
         cut = known == 0 and _drops_answer(graph, roles, hashes)
         return ("history_cut", 0) if cut else (None, 0)
@@ -105,8 +115,10 @@ class _Path:
 
 
 def _nearest(graph: CallGraph, roles: str, digests: list[Digest], known: int) -> tuple[CallNode | None, int]:
-    """The node of the latest recorded completion in the request whose path shares most with it, and where it stands. A
-    short completion alone is no kinship ("yes" is said often), unless it stands at the same place."""
+    """The node of the latest recorded completion in the request whose path shares most with it, and where it stands.
+
+    A short completion alone is no kinship ("yes" is said often), unless it stands at the same place.
+    """
     whole = set(digests)
     for at in range(len(roles) - 1, known - 1, -1):
         if roles[at] != "a":
@@ -168,8 +180,10 @@ def _cause(roles: str, digests: list[Digest], path: _Path, same: int, at: int) -
 
 
 def _again_alike(digests: list[Digest], path: _Path, same: int, at: int) -> tuple[int, int]:
-    """Ends of the different parts that begin at `same`, in the request and in the path. Where both have as many
-    messages up to the completion they share, or the next ones are alike, one was changed in place."""
+    """Ends of the different parts that begin at `same`, in the request and in the path.
+
+    Where both have as many messages up to the completion they share, or the next ones are alike, one was changed in place.
+    """
     following = same + 1
     alike = following < min(at + 1, len(path.digests)) and digests[following] in path.digests[following]
     if alike or at + 1 == len(path.digests):
@@ -308,9 +322,11 @@ class Conversation:
         return self._message_plan(view, node, known, prompt_ids=[], suffix_ids=[], external=True)
 
     def plan_prompt(self, prompt: Prompt) -> PromptPlan:
-        """The exact ids of a raw prompt: it continues the call whose prompt and completion it begins with, if there is
-        one. A completion that the agent cut (at a stop string, for one) was not sampled so: the prompt is then encoded
-        afresh, as for an edited message."""
+        """The exact ids of a raw prompt: it continues the call whose prompt and completion it begins with, if there is one.
+
+        A completion that the agent cut (at a stop string, for one) was not sampled so: the prompt is then encoded afresh, as
+        for an edited message. The token that ended a completion stays in the prompt, whether the agent writes it or not.
+        """
         renderer = self._renderer
         node = self._prompts.longest(prompt)
         prefix = [] if node is None else node.prompt_ids() + node.sampled_ids.tolist()
@@ -362,8 +378,11 @@ class Conversation:
         return link(before, verbatim(answer))
 
     def unanswered(self, request_hash: Digest) -> list[str]:
-        """The calls that recorded this request's completion and that nothing continued, newest first: the agent may
-        never have got them. Of several samples of one request the first is named, and all must be without successor."""
+        """The calls that recorded this request's completion and that nothing continued, newest first: the agent may never
+        have got them.
+
+        Of several samples of one request the first is named, and all must be without successor.
+        """
         nodes = [*self._sampled.by_request.get(request_hash, ()), *self._external.by_request.get(request_hash, ())]
         nodes += self._prompts.by_request.get(request_hash, ())
         nodes = [node for node in nodes if node.request_hash == request_hash]
@@ -373,7 +392,9 @@ class Conversation:
 
     def lacks_answer(self, view: RequestView) -> bool:
         """True where the request has an assistant message that no recorded call explains: another gateway may know it.
-        Explained is what lies on a recorded path, and a recorded completion to the same message in another history."""
+
+        Explained is what lies on a recorded path, and a recorded completion to the same message in another history.
+        """
         if "a" not in view.roles:
             return False
         known, _ = self._sampled.longest_path(view.roles, view.hashes)
@@ -419,8 +440,10 @@ class Conversation:
         )
 
     def add(self, calls: Iterable[Call]) -> None:
-        """Take in calls from the store, parents before children; those that are known already change nothing. Abandoned
-        ones are left out: the agent never read them. Of a call that is not known nothing can be continued."""
+        """Take in calls from the store, parents before children; those that are known already change nothing.
+
+        Abandoned ones are left out: the agent never read them. Of a call that is not known nothing can be continued.
+        """
         for call in calls:
             parent = self._nodes.get(call.parent_id) if call.parent_id is not None else None
             missing = call.parent_id is not None and parent is None
@@ -470,9 +493,10 @@ class Conversation:
     def _continued(
         self, node: CallNode, prefix: list[int], view: RequestView, known: int
     ) -> tuple[list[int], str, bool] | None:
-        """The ids that follow `prefix`, all ids of the node's path, the prompt's text, and whether it is the whole
-        text. None where it cannot be proven that the path is what the model's template would have made of these
-        messages."""
+        """The ids that follow `prefix`, all ids of the node's path, the prompt's text, and whether it is the whole text.
+
+        None where it cannot be proven that the path is what the model's template would have made of these messages.
+        """
         renderer = self._renderer
         filled = _with_answers(view.normal, node)
         begun = prefill_of(filled)
@@ -509,9 +533,12 @@ class Conversation:
         return "template_rewrites_history" if rewritten else "history_edited"
 
     def _suffix(self, node: CallNode, filled: list[JSON], render: Rendering, text: str) -> str | None:
-        """The text that follows the node's sampled ids in `text`; None where it cannot be proven. Else the template may
-        write the completion in its own way (trimmed, tool calls re-serialised): then `text` must begin with the node's
-        prompt, and what follows the completion in it must be what follows any there, template's closing first."""
+        """The text that follows the node's sampled ids in `text`; None where it cannot be proven.
+
+        First the plain case: the rendering begins with the node's own prompt and completion, letter for letter. Else the
+        template may write the completion in its own way (trimmed, tool calls re-serialised): then `text` must begin with the
+        node's prompt, and what follows the completion in it must be what follows any there, template's closing first.
+        """
         renderer = self._renderer
         body, end = renderer.split_end(node.sampled_ids.tolist())
         closing = renderer.closing
@@ -636,9 +663,11 @@ def _head_size(render: Rendering, node: CallNode, history: list[JSON], text: str
 
 
 def _answer_end(render: Rendering, filled: list[JSON], depth: int, text: str, closing: str) -> int | None:
-    """Offset in `text` at which message `depth` (from 1) ends and the template's closing begins. Told by the rendering
-    that ends with the completion, if `text` begins so; else (some templates write the last completion in another way)
-    by the rendering in which another completion is in its place, if both end alike after it."""
+    """Offset in `text` at which message `depth` (from 1) ends and the template's closing begins.
+
+    Told by the rendering that ends with the completion, if `text` begins so; else (some templates write the last completion
+    in another way) by the rendering in which another completion is in its place, if both end alike after it.
+    """
     through = render(filled[:depth], generate=False)
     if text.startswith(through) and through.endswith(closing):
         return len(through) - len(closing)

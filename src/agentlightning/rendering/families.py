@@ -1,6 +1,10 @@
 """Families: what the `renderers` package knows of the model families whose templates rewrite earlier completions.
-Driven by the renderer, for whose tokenizer folder it looks up the family: one that the folder's vocabulary fits, and
-that writes probe conversations in the ids of the folder's own template."""
+
+Driven by the renderer, for whose tokenizer folder it looks up the family: one that the folder's vocabulary fits, and that
+writes probe conversations in the ids of the folder's own template. Such a family says how a prompt goes on after sampled ids
+that the template would write otherwise, and each time the template is asked as well: they agree, or nothing is said. It
+knows nothing of recorded calls, and never loads anything over the network.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +52,12 @@ class Family:
         tools: list[JSON] | None,
         template_kwargs: JSON | None = None,
     ) -> list[int] | None:
-        """The ids that follow `prompt_ids + sampled_ids` up to the next completion. None where the family does not say,
-        or where the template writes the new messages in another way."""
+        """The ids that follow `prompt_ids + sampled_ids` up to the next completion. Messages are normal ones, none of them a
+        completion. None where the family does not say, or where the template writes the new messages in another way.
+
+        The family knows no `template_kwargs`: it is asked without them, and where it agrees, the new messages are what the
+        template writes with them.
+        """
         last = sampled_ids[-1] if sampled_ids else None
         text = self._following(sampled_ids, new_messages, tools)
         if text is None:

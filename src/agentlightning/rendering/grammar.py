@@ -86,8 +86,12 @@ def make_grammar(
     prompt: str | None,
     one_call: bool = False,
 ) -> JSON:
-    """The spec for what a request wants: `content`, `tool_call` or both (then the completion is either). Raises
-    GrammarError; `check_grammar` finds what the library refuses."""
+    """The spec for what a request wants: `content`, `tool_call` or both (then the completion is either).
+
+    `prompt` is the rendered one, by whose end one knows whether the model is thinking already; None where no thinking
+    comes before: after a raw prompt, in which there is no tool call either, and after text that the agent began with.
+    Raises GrammarError; `check_grammar` finds what the library refuses.
+    """
     content, calls = wanted.get("content"), wanted.get("tool_call")
     writer = _Writer(model)
     kind = "tool_call" if calls else str(content["kind"]) if content else ""
@@ -498,9 +502,11 @@ TOO_LONG = signal.SIGPROF
 
 
 def main() -> None:
-    """`python -m agentlightning.rendering.grammar`: a grammar's text as a line of JSON in, null or a sentence out. In a
-    process of its own: a check that hangs, eats memory or overflows the stack ends nothing else. The stack is a
-    fraction of that of the threads that compile the grammar later, so that what passes here passes there."""
+    """`python -m agentlightning.rendering.grammar`: a grammar's text as a line of JSON in, null or a sentence out.
+
+    In a process of its own: a check that hangs, eats memory or overflows the stack ends nothing else. The stack is a
+    fraction of that of the threads that compile the grammar later, so that what passes here passes there.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(ValueError, OSError):  # a system without it, or a lower limit of its own
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))

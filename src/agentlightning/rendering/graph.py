@@ -1,7 +1,13 @@
-"""CallGraph: the recorded calls of one attempt, each held once, and what finds them again. A call is a node under the
-call that its prompt continues; parallel calls and sub-agents are branches. Calls are found by hashes of their messages.
-`normal` removes what means nothing, for hashes and for chat templates; `digest` hashes what is left, so that whatever
-is equal as JSON hashes alike."""
+"""CallGraph: the recorded calls of one attempt, each held once, and what finds them again.
+
+Driven by the conversation. A call is a node under the call that its prompt continues; parallel calls and sub-agents are
+branches. Nodes keep token ids, hashes and the completion, never whole histories.
+
+Calls are found by hashes of their messages. Agents and their frameworks send a message back with cosmetic changes: content
+None, "" or missing, a string or a list of text parts, arguments re-serialised, fields added. `normal` removes what means
+nothing, for hashes and for chat templates; `digest` hashes what is left, so that whatever is equal as JSON hashes alike.
+Knows nothing of templates or of text.
+"""
 
 from __future__ import annotations
 
@@ -137,8 +143,10 @@ class CallGraph:
             node.parent.children += 1
 
     def longest_path(self, roles: str, hashes: list[Digest]) -> tuple[int, CallNode | None]:
-        """The deepest node whose whole history the request repeats, and how many messages that is. Of equal ones the
-        first that nothing continues: equal completions to parallel calls are continued apart."""
+        """The deepest node whose whole history the request repeats, and how many messages that is.
+
+        Of equal ones the first that nothing continues: equal completions to parallel calls are continued apart.
+        """
         for known in range(len(roles), 0, -1):
             if roles[known - 1] == "a" and (nodes := self.by_history.get(hashes[known])):
                 return known, next((node for node in nodes if node.children == 0), nodes[0])
@@ -197,8 +205,10 @@ def in_call_order(messages: list[JSON]) -> list[JSON]:
 
 def digest(message: JSON) -> Digest:
     """Hash of a normal message: role, content, reasoning, tool calls by name and arguments, and the tool call answered.
-    Names, the ids of tool calls and space around a completion do not count: where a template renders them differently,
-    the check of the prefix notices. Arguments count as JSON, so that their order does not, and 1.0 is 1."""
+
+    Names, the ids of tool calls and space around a completion do not count: where a template renders them differently, the
+    check of the prefix notices. Arguments count as JSON, so that their order does not, and 1.0 is 1.
+    """
     role, content = message["role"], message["content"]
     form: tuple[Any, ...] = (role, content.strip() if role == "assistant" and isinstance(content, str) else content)
     calls = message.get("tool_calls")
@@ -214,9 +224,10 @@ def digest(message: JSON) -> Digest:
 
 
 def verbatim(message: JSON) -> Digest:
-    """Hash of a message that only an external model need understand: images, items without a role, whatever else there
-    is. What `normal` understands whole hashes like `digest`, so that cosmetic changes do not count; the rest as it
-    stands."""
+    """Hash of a message that only an external model need understand: images, items without a role, whatever else there is.
+
+    What `normal` understands whole hashes like `digest`, so that cosmetic changes do not count; the rest as it stands.
+    """
     return digest(normal(message)) if _plain(message) else _hash(canonical(message))
 
 

@@ -1,6 +1,9 @@
-"""Images as a model reads them: files checked and decoded, and the model's own processor of them. Both come from the
-processor in the model's folder (transformers' AutoProcessor), are computed from the file's bytes and are kept by the
-hash of those."""
+"""Images as a model reads them: files checked and decoded, and the model's own processor of them.
+
+Driven by the gateway, which needs the tokens that stand for an image in a prompt, and by sampler and learner, which need its
+pixel values. Both come from the processor in the model's folder (transformers' AutoProcessor), are computed from the file's
+bytes and are kept by the hash of those. Knows no messages and no weights.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,10 @@ def blank_image(width: int, height: int) -> bytes:
 
 
 def decode_image(data: bytes) -> Any:
-    """The PIL image of a file in RGB. InputError says what is wrong with it, MissingExtraError that Pillow is not
-    installed. Takes a hundred times the file's bytes, and for a large image seconds: not for an event loop."""
+    """The PIL image of a file in RGB. InputError says what is wrong with it, MissingExtraError that Pillow is not installed.
+
+    Takes a hundred times the file's bytes, and for a large image seconds: not for an event loop.
+    """
     return _opened(data, lambda image: image.convert("RGB"))
 
 

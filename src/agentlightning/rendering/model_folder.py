@@ -1,6 +1,10 @@
-"""A model's folder: its tokenizer with its settings, its chat templates, the tokens that end a completion, and the
-bytes of tokens. Renderer, sampler and learner read them here, so that they agree, with transformers and vLLM too, on
-what a prompt is, what ends a completion and by which token one ends that follows a grammar."""
+"""A model's folder: its tokenizer with its settings, its chat templates, the tokens that end a completion, and the bytes of
+tokens.
+
+Renderer, sampler and learner read them here, so that they agree, with transformers and vLLM too, on what a prompt is, what
+ends a completion and by which token one ends that follows a grammar. What a folder lacks is a ModelError that names it.
+Refuses to know weights, and what templates write.
+"""
 
 from __future__ import annotations
 

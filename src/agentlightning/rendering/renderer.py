@@ -1,6 +1,8 @@
-"""Renderer: text and token ids of conversations with one model, from its tokenizer folder. Driven by the conversation
-graph and the gateway. It compiles the model's own chat template once, as transformers does, and loads the fast
-tokenizer without torch. It knows nothing of recorded calls: which prefix is kept is the graph's decision."""
+"""Renderer: text and token ids of conversations with one model, from its tokenizer folder.
+
+Driven by the conversation graph and the gateway. It compiles the model's own chat template once, as transformers does, and
+loads the fast tokenizer without torch. It knows nothing of recorded calls: which prefix is kept is the graph's decision.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +63,12 @@ class RenderError(InputError):
 
 
 class Renderer:
-    """Text and token ids for one tokenizer folder. `cached_texts` bounds the encodings that are kept, one for each
-    stretch of text between two special tokens: replicas of a task share their first prompt, all agents of a run their
-    system message and tools."""
+    """Text and token ids for one tokenizer folder.
+
+    `cached_texts` bounds the encodings that are kept, one for each stretch of text between two special tokens: replicas of a
+    task share their first prompt, all agents of a run their system message and tools. A chat template that shows no tools is
+    given some (`tool_template`). `chat_template` and `tool_syntax` are the configuration's.
+    """
 
     def __init__(
         self,
@@ -123,9 +128,11 @@ class Renderer:
     def render(
         self, messages: list[JSON], tools: list[JSON] | None, generate: bool, template_kwargs: JSON | None = None
     ) -> str:
-        """The conversation as text, with the opening of the next completion if `generate`: where that continues the
-        last message, up to the end of its text. Messages are normal ones. Each image is one placeholder, as the
-        template writes it. `template_kwargs` are further variables of the template."""
+        """The conversation as text, with the opening of the next completion if `generate`: where that continues the last
+        message, up to the end of its text. Messages are normal ones.
+
+        Each image is one placeholder, as the template writes it. `template_kwargs` are further variables of the template.
+        """
         if generate and messages and PREFILL in messages[-1] and (begun := prefill_of(messages)) is not None:
             marked = {**begun, "content": begun["content"] + PROBE}
             text, found, _ = self.render([*messages[:-1], marked], tools, False, template_kwargs).rpartition(PROBE)
@@ -200,8 +207,10 @@ class Renderer:
         return index if index in self._special else None
 
     def reasoning_size(self, ids: list[int], reasoning: str | None) -> int:
-        """Number of sampled ids up to the end of the reasoning that was read in them, its marks among them. Where the
-        end mark is no token of its own, the count is that of the reasoning encoded alone."""
+        """Number of sampled ids up to the end of the reasoning that was read in them, its marks among them.
+
+        Where the end mark is no token of its own, the count is that of the reasoning encoded alone.
+        """
         if not reasoning:
             return 0
         end = self._tokenizer.token_to_id(THINK_CLOSE)
@@ -211,7 +220,11 @@ class Renderer:
 
     def after_answer(self, end: int | None, rest: str, whole: str) -> str | None:
         """The text after sampled ids that ended with token `end` (None: cut), where the template goes on with `rest`
-        after its closing; None where the template, by its rendering `whole`, uses that token for something else."""
+        after its closing; None where the template, by its rendering `whole`, uses that token for something else.
+
+        Some templates write no closing: the end token is the opening of the next message. Others never write the end
+        token at all; it stays in the prompt, where the model put it.
+        """
         closing = self.closing or ""
         if end is None:
             return closing + rest
@@ -232,9 +245,12 @@ class Renderer:
         tools: list[JSON] | None,
         template_kwargs: JSON | None = None,
     ) -> list[int] | None:
-        """The ids that follow `prompt_ids + sampled_ids`, with the opening of the next completion: the model's
-        family's. None where the model's family is not known or not needed, and where it does not go on as the template
-        does."""
+        """The ids that follow `prompt_ids + sampled_ids`, with the opening of the next completion: the model's family's.
+
+        Messages are normal ones, none of them a completion. What was sampled stays to the last id, thinking as well,
+        whatever the template would make of it; the ids of the new messages are the template's own. None where the model's
+        family is not known or not needed, and where it does not go on as the template does.
+        """
         if self._family is None:
             return None
         return self._family.bridge(prompt_ids, sampled_ids, new_messages, tools, template_kwargs)
@@ -503,9 +519,11 @@ def _special_variables(folder: Path, settings: JSON, read: frozenset[str], token
 
 
 def _cuts(tokenizer: Tokenizer) -> tuple[re.Pattern[str], frozenset[str]] | None:
-    """A pattern of the tokens that a tokenizer finds in raw text first, and those at whose start a text may be cut. It
-    looks for these leftmost and longest, and then treats each part between them alone. A token that also takes the
-    white space before it forbids the cut there; one that is found only between non-word characters, all cuts."""
+    """A pattern of the tokens that a tokenizer finds in raw text first, and those at whose start a text may be cut.
+
+    It looks for these leftmost and longest, and then treats each part between them alone. A token that also takes the
+    white space before it forbids the cut there; one that is found only between non-word characters, all cuts.
+    """
     found = [token for token in tokenizer.get_added_tokens_decoder().values() if not token.normalized and token.content]
     cutting = frozenset(token.content for token in found if not token.lstrip)
     if not cutting or any(token.single_word for token in found):

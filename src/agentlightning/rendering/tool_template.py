@@ -1,6 +1,8 @@
-"""Tools as text: a chat template that knows no tools, made one that does. Driven by the renderer, which finds out what
-a template lacks. The result is a chat template like any other: transformers and vLLM write the same from the trained
-model's folder, and `completion_parser` reads what it writes. Pure; knows no tokenizer."""
+"""Tools as text: a chat template that knows no tools, made one that does.
+
+Driven by the renderer, which finds out what a template lacks. The result is a chat template like any other: transformers and
+vLLM write the same from the trained model's folder, and `completion_parser` reads what it writes. Pure; knows no tokenizer.
+"""
 
 from __future__ import annotations
 

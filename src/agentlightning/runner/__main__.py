@@ -1,5 +1,9 @@
-"""The worker process: ``python -m agentlightning.runner --server URL --run RUN (--agent SPEC | --command CMD) …``. Exit
-codes: 0 stopped; 2 what the user gave is wrong; 75 an agent hung the process: start another; 1 else."""
+"""The worker process: ``python -m agentlightning.runner --server URL --run RUN (--agent SPEC | --command CMD) …``.
+
+Started by the supervisor (with --child: it then ends with its parent, which hands it the server's key) or by ``agl
+worker``, which has it in AGL_SERVER_KEY. It may be the first process of a container. Exit codes: 0 stopped; 2 what the user
+gave is wrong; 75 an agent hung the process: start another; 1 else.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""The interface that an agent is written against: `LLM`, `emit_reward`, `prompt`, `rollout`. An agent is any callable
-``solve(task: dict, llm: LLM) -> float | int | bool | None``, synchronous or not; a number is the rollout's final
-reward, None leaves it to the reward function (`result.py`) or to rewards that were emitted or posted."""
+"""The interface that an agent is written against: `LLM`, `emit_reward`, `prompt`, `rollout`.
+
+An agent is any callable ``solve(task: dict, llm: LLM) -> float | int | bool | None``, synchronous or not; a number is
+the rollout's final reward, None leaves it to the reward function (`result.py`) or to rewards that were emitted or
+posted. Loads nothing but the standard library and our types.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ class LLM:
 
     def prompt(self, name: str, /, **fields: object) -> str | list[Message]:
         """The text of a prompt template of the run, or its messages; placeholders that `fields` lack are the task's.
-        InputError names a template that the run does not have, and a placeholder that nothing fills."""
+
+        InputError names a template that the run does not have, and a placeholder that nothing fills.
+        """
         return self.prompts.render(name, **fields)
 
     @property
@@ -58,8 +63,10 @@ class LLM:
     @property
     def http_client(self) -> Any:
         """``AsyncOpenAI(http_client=llm.http_client)``: one connection pool for a worker's event loop. Do not close it.
-        Of the HTTP library that the installed openai stands on, else of anthropic's. Where the two differ,
-        `async_anthropic` makes a client over a pool of its own library."""
+
+        Of the HTTP library that the installed openai stands on, else of anthropic's. Where the two differ, `async_anthropic`
+        makes a client over a pool of its own library.
+        """
         return self.connections.async_client()
 
     @property
@@ -125,8 +132,10 @@ def rollout(agent: Agent) -> Agent: ...
 @overload
 def rollout(agent: None = None) -> Callable[[Agent], Agent]: ...
 def rollout(agent: Agent | None = None) -> Agent | Callable[[Agent], Agent]:
-    """Mark a callable as the agent of its file, so that ``agl worker agent.py`` finds it without a name. Optional. The
-    callable is returned unchanged and can be called as before."""
+    """Mark a callable as the agent of its file, so that ``agl worker agent.py`` finds it without a name. Optional.
+
+    The callable is returned unchanged and can be called as before.
+    """
     if agent is None:
         return rollout
     agent.__agl_rollout__ = True  # type: ignore[attr-defined]
@@ -139,9 +148,12 @@ def is_marked(value: object) -> bool:
 
 
 def emit_reward(value: float, name: str = "reward", call_id: str | None = None) -> None:
-    """Record a reward for the attempt that this code runs in. Without `call_id` it is a final reward, of which the last
-    one counts; with one (the `id` of the model's completion) it is a step reward of that call. RewardError where
-    `value` is not a finite number, AgentError outside an attempt."""
+    """Record a reward for the attempt that this code runs in.
+
+    Without `call_id` it is a final reward, of which the last one counts; with one (the `id` of the model's completion) it is
+    a step reward of that call. Works in coroutines, tasks, synchronous agents and in threads started by asyncio.to_thread.
+    RewardError where `value` is not a finite number, AgentError outside an attempt.
+    """
     attempt = CURRENT.get(None)
     if attempt is None:
         raise AgentError(

@@ -1,5 +1,8 @@
 """AttemptAir: AIR's rules over an attempt that has just ended; their rewards reach the store with the attempt's end.
-The rules come from the run's configuration in the store, so that workers anywhere judge alike."""
+
+A worker drives it, for function and command agents alike: all it looks at is what the store has of the attempt. The rules
+come from the run's configuration in the store, so that workers anywhere judge alike. What a rule says is `tracing.air`'s.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,11 @@ class AttemptAir:
     """A user's own rules are called in it: they must not block the worker's loop."""
 
     async def add_rewards(self, finish: Finish) -> Finish:
-        """With the rewards that the attempt's calls earned. A lost attempt has none: its record may not be whole. Where
-        a rule of the user's own raises, a successful attempt ends as failed, with the rule's name; where the store
-        cannot be read, any attempt ends as lost."""
+        """With the rewards that the attempt's calls earned. A lost attempt has none: its record may not be whole.
+
+        Where a rule of the user's own raises, a successful attempt ends as failed, with the rule's name; where the store
+        cannot be read, any attempt ends as lost.
+        """
         if finish.state == "lost":
             return finish
         try:
@@ -80,8 +85,10 @@ def _own_rule(spec: str) -> Callable[..., Any]:
 
 
 async def air_of_run(run_id: str, store: LightningStore, threads: Executor) -> AttemptAir | None:
-    """Returns the AIR rules of a run; None where its configuration has no rules. NotFoundError where there is no such
-    run, ConfigError and AgentError where a rule cannot be loaded here."""
+    """Returns the AIR rules of a run; None where its configuration has no rules.
+
+    NotFoundError where there is no such run, ConfigError and AgentError where a rule cannot be loaded here.
+    """
     table: Any = (await find_run(store, run_id)).config.get("air")
     air = load_air(table) if isinstance(table, dict) else None
     return None if air is None else AttemptAir(air, store, threads)

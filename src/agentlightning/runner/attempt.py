@@ -1,5 +1,8 @@
-"""The attempt that a piece of agent code belongs to, wherever that code runs. A worker opens one `AttemptContext` for
-each claim; the agent's code, its tasks and its threads find it by context variable. Knows nothing of stores or HTTP."""
+"""The attempt that a piece of agent code belongs to, wherever that code runs.
+
+A worker opens one `AttemptContext` for each claim; the agent's code, its tasks and its threads find it by context variable.
+Knows nothing of stores or HTTP.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Circuit breaker: stops a worker from claiming while most of its attempts end for want of infrastructure. The worker
-tells it how attempts end and asks it how many it may claim. Pure: the caller has the clock. Knows no store."""
+"""Circuit breaker: stops a worker from claiming while most of its attempts end for want of infrastructure.
+
+The worker tells it how attempts end and asks it how many it may claim. Pure: the caller has the clock. Knows no store.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """AgentLightningClient: take rollouts and report on them without our worker, from any machine that reaches the server.
-Thin over `LightningStoreClient`. Whoever drives it sends heartbeats: a lease lasts 30 s."""
+
+Thin over `LightningStoreClient`. Whoever drives it sends heartbeats: a lease lasts 30 s.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""The runner for agents that are programs: any language, any framework, nothing of ours inside. The program finds its
-model, key and task in its environment and gives its reward as the last JSON line of its standard output (``{"reward":
-0.5}`` or a bare number), by POST to AGL_REWARD_URL, or leaves it to a reward function."""
+"""The runner for agents that are programs: any language, any framework, nothing of ours inside.
+
+The program finds its model, key and task in its environment and gives its reward as the last JSON line of its standard
+output (``{"reward": 0.5}`` or a bare number), by POST to AGL_REWARD_URL, or leaves it to a reward function. Driven by the
+worker; whatever way an attempt ends, nothing that the program started stays behind.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +73,11 @@ class Program:
 
 
 class CommandRunner:
-    """Runs a command line, split as a shell would but without a shell. ConfigError where it is empty or, with `found`,
-    its program is not found. `scored`: a reward function judges the output, so that only ``{"reward": …}`` is taken for
-    a reward, not a bare number."""
+    """Runs a command line, split as a shell would but without a shell.
+
+    ConfigError where it is empty or, with `found`, its program is not found. `scored`: a reward function judges the output,
+    so that only ``{"reward": …}`` is taken for a reward, not a bare number.
+    """
 
     def __init__(
         self,
@@ -236,9 +241,12 @@ def command_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM, ta
 
 
 def tracing_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM) -> dict[str, str]:
-    """Returns the variables that make an instrumented program send its spans to the attempt; one that has an endpoint
-    of its own keeps it. Variables of traces alone: metrics and logs have no place here. The resource names the attempt
-    whichever way its spans take, so that a collector of the user's can send them on."""
+    """Returns the variables that make an instrumented program send its spans to the attempt; one that has an endpoint of
+    its own keeps it.
+
+    Variables of traces alone: metrics and logs have no place here. The resource names the attempt whichever way its spans
+    take, so that a collector of the user's can send them on.
+    """
     names = {"agl.rollout_id": claim.rollout.id, "agl.attempt": str(claim.lease.attempt)}
     pairs = [inherited.get("OTEL_RESOURCE_ATTRIBUTES", ""), *(f"{name}={value}" for name, value in names.items())]
     environment = {"OTEL_RESOURCE_ATTRIBUTES": ",".join(filter(None, pairs))}

@@ -1,6 +1,10 @@
-"""HTTP clients that every agent of a process shares: one pool for each event loop, one for all threads. Building an SDK
-client costs 16 ms of CPU without a shared HTTP client, nearly all of it TLS set-up, and a new connection for each
-rollout on top. Driven by `LLM`; knows nothing of rollouts."""
+"""HTTP clients that every agent of a process shares: one pool for each event loop, one for all threads.
+
+Building an SDK client costs 16 ms of CPU without a shared HTTP client, nearly all of it TLS set-up, and a new connection for
+each rollout on top. A client is of the library that the installed SDK stands on, httpx for older releases of openai and
+anthropic, httpx2 for newer ones: neither takes a client of the other. Driven by `LLM`; knows nothing of rollouts. Imports
+SDKs and HTTP libraries only when a client is asked for.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,10 @@ KEEPALIVE_S = 60.0
 
 
 class ConnectionPool:
-    """Shared HTTP clients. They set no cap on connections: the worker bounds concurrency. trust_env: follow the
-    environment's proxy variables. The gateway is never behind one."""
+    """Shared HTTP clients. They set no cap on connections: the worker bounds concurrency.
+
+    trust_env: follow the environment's proxy variables. The gateway is never behind one.
+    """
 
     def __init__(self, *, trust_env: bool = False) -> None:
         self._trust_env = trust_env
@@ -36,8 +42,10 @@ class ConnectionPool:
         self._lock = threading.Lock()
 
     def async_client(self, sdk: Sdk | None = None) -> Any:
-        """The client of the running event loop, fit for `AsyncOpenAI(http_client=…)`; closed with that loop. sdk: whose
-        client it is for; None: openai where it is installed, else anthropic."""
+        """The client of the running event loop, fit for `AsyncOpenAI(http_client=…)`; closed with that loop.
+
+        sdk: whose client it is for; None: openai where it is installed, else anthropic.
+        """
         loop = asyncio.get_running_loop()
         library = http_library(sdk)
         entry = self._async_clients.get((loop, library))

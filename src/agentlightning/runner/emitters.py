@@ -1,6 +1,10 @@
 """Emitters, by which an agent records more than its model calls: `operation`, `emit_message`, `emit_object`,
-`emit_exception`. All of them are OpenTelemetry spans: where the agent runs under a worker, of its attempt; where it
-runs without us, of whatever TracerProvider the process has, else nowhere."""
+`emit_exception`.
+
+All of them are OpenTelemetry spans: where the agent runs under a worker, of its attempt; where it runs without us, of
+whatever TracerProvider the process has, else nowhere. An agent that uses them so runs anywhere. (`emit_reward` needs an
+attempt and stands in agent.py.) OpenTelemetry is imported when one is first used.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """One attempt from its claim to its end: run the agent within its time, settle its rewards, tell what went wrong.
-Driven by the worker, which claims, reports and decides what an end means for the process. Whatever user code does
-becomes a `Finish`; nothing of it escapes."""
+
+Driven by the worker, which claims, reports and decides what an end means for the process. Whatever user code does becomes a
+`Finish`; nothing of it escapes.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Descriptions of failures in agent code: a traceback of the user's frames, short enough to keep. Pure functions of
-exceptions, frames and environments; driven by the worker."""
+"""Descriptions of failures in agent code: a traceback of the user's frames, short enough to keep.
+
+Pure functions of exceptions, frames and environments; driven by the worker.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The runner for agents that are Python callables: coroutines on the worker's event loop, plain functions in threads.
-Also what both runners have in common: the `AgentRunner` protocol and `invoke`. Driven by the worker, which owns time
-limits, rewards and reports; refuses to know about stores."""
+
+Also what both runners have in common: the `AgentRunner` protocol and `invoke`. Driven by the worker, which owns time limits,
+rewards and reports; refuses to know about stores.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +75,11 @@ class FunctionRunner:
 
 
 async def invoke(function: Callable[..., Any], threads: Executor, *arguments: Any, what: str = "the agent") -> Any:
-    """Call a user's function: awaited where it is asynchronous, else in a thread that sees the attempt. AgentError
-    where it would end what it runs in; else it raises what the function does. Cancelling waits for the thread, which
-    nothing can stop: whoever cancels decides how long to wait for that."""
+    """Call a user's function: awaited where it is asynchronous, else in a thread that sees the attempt. AgentError where it
+    would end what it runs in; else it raises what the function does.
+
+    Cancelling waits for the thread, which nothing can stop: whoever cancels decides how long to wait for that.
+    """
     try:
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
             with forks_ended():

@@ -1,5 +1,9 @@
-"""Guardian: the worker's end of a process that ends what the worker cannot end itself. The guardian (`processes.py`,
-run as a file) is told which programs run and until when their leases last."""
+"""Guardian: the worker's end of a process that ends what the worker cannot end itself.
+
+The guardian (`processes.py`, run as a file) is told which programs run and until when their leases last. A worker that is
+killed leaves programs behind, and one that stands still (Ctrl-Z, a debugger, `SIGSTOP`) lets them act beyond their leases.
+Told by the command runner and the heartbeat; knows nothing of either.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """The worker's second thread: extends leases, whatever the agents do to the event loop, and notices when they block it.
-Where agent code blocks the worker's loop for too long, nothing in the process can go on: the thread reports the guilty
-attempt as timed out and its siblings as lost, and ends the process."""
+
+It has a client and an event loop of its own. Where agent code blocks the worker's loop for too long, nothing in the process
+can go on: the thread reports the guilty attempt as timed out and its siblings as lost, and ends the process. Driven by the
+worker; knows nothing of agents' results.
+"""
 
 from __future__ import annotations
 
@@ -189,8 +192,10 @@ class Heartbeat:
 
 
 def close_connections() -> None:
-    """Shut down every TCP connection of this process, which is about to end. One of the blocked loop's waits for work:
-    what is given up now would be given to this very process."""
+    """Shut down every TCP connection of this process, which is about to end.
+
+    One of the blocked loop's waits for work: what is given up now would be given to this very process.
+    """
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
             connection.getpeername()

@@ -1,7 +1,10 @@
-"""A model as reward function: it is shown the task and what the agent did, and gives a score from 0 to 1. After
-LLM-as-a-judge, single answer grading (Zheng et al. 2023, arXiv 2306.05685, section 3.1). In a worker it asks through
-the attempt's gateway, which knows external models and their keys, under the agent name `JUDGE`: those calls are in the
-record, and nothing learns from them."""
+"""A model as reward function: it is shown the task and what the agent did, and gives a score from 0 to 1.
+
+After LLM-as-a-judge, single answer grading (Zheng et al. 2023, arXiv 2306.05685, section 3.1). Driven as any other
+scorer (`scoring.py`). In a worker it asks through the attempt's gateway, which knows external models and their keys, under
+the agent name `JUDGE`: those calls are in the record, and nothing learns from them. `ChatEndpoint` also serves the credit
+rule that ranks a group: a refusal is an error at once; what may pass (no connection, 429, 5xx) is asked again.
+"""
 
 from __future__ import annotations
 

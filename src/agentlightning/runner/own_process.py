@@ -1,6 +1,8 @@
-"""Calls a user's plain function in processes of its own, in their main threads: for those that need signals there. Used
-by `scoring.py` for a reward function that sets time limits by SIGALRM, once it was seen to. Arguments, results and
-errors are pickled. The processes end with the worker's, however it ends."""
+"""Calls a user's plain function in processes of its own, in their main threads: for those that need signals there.
+
+Used by `scoring.py` for a reward function that sets time limits by SIGALRM, once it was seen to. Arguments, results and
+errors are pickled. The processes end with the worker's, however it ends.
+"""
 
 from __future__ import annotations
 

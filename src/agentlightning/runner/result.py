@@ -1,7 +1,9 @@
 """The input of a reward function: one finished rollout, whatever framework and language its agent is written in.
-``reward(task: dict, result: Built by the worker as an attempt ends, and again from the store where rollouts are
-rescored: it holds nothing that is not recorded, so that a function which looks at nothing else gives the same reward
-both times."""
+
+``reward(task: dict, result: RolloutResult) -> float | dict``. Built by the worker as an attempt ends, and again from the
+store where rollouts are rescored: it holds nothing that is not recorded, so that a function which looks at nothing
+else gives the same reward both times.
+"""
 
 from __future__ import annotations
 

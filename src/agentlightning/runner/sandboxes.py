@@ -1,6 +1,8 @@
 """Finds what runs a command agent's attempts: as the worker's user, or in the sandbox that the run's settings name.
-Sandboxes are edges, which nothing in the core imports: their modules are loaded by name, where a run asks for one. Each
-has ``async start_runner(agent: CommandAgent)`` and ``check(agent: CommandAgent)``."""
+
+Sandboxes are edges, which nothing in the core imports: their modules are loaded by name, where a run asks for one. Each has
+``async start_runner(agent: CommandAgent)`` and ``check(agent: CommandAgent)``.
+"""
 
 from __future__ import annotations
 

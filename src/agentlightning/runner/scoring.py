@@ -1,6 +1,8 @@
-"""Scores a finished rollout with a reward function, be it a Python function, a program or a judge. Driven by the worker
-as an attempt ends, and by `agl rewards rescore` over what is stored. A scorer says; what it said becomes rewards of the
-record elsewhere. Whatever is wrong with it is a RewardError that names what was expected."""
+"""Scores a finished rollout with a reward function, be it a Python function, a program or a judge.
+
+Driven by the worker as an attempt ends, and by `agl rewards rescore` over what is stored. A scorer says; what it said
+becomes rewards of the record elsewhere. Whatever is wrong with it is a RewardError that names what was expected.
+"""
 
 from __future__ import annotations
 
@@ -248,8 +250,10 @@ def load_scorers(specs: Sequence[str], threads: Executor, judge: Callable[[Rewar
 
 
 def load_scorer(spec: str, threads: Executor, judge: Callable[[RewardConfig], Scorer]) -> Scorer:
-    """Loads a `spec`: ``file.py:name``, ``package.module:name``, or a RewardConfig as JSON. judge: makes the scorer
-    that asks a model. ConfigError where it cannot be loaded."""
+    """Loads a `spec`: ``file.py:name``, ``package.module:name``, or a RewardConfig as JSON.
+
+    judge: makes the scorer that asks a model. ConfigError where it cannot be loaded.
+    """
     if not spec.startswith("{"):
         if " " in spec and not spec.rpartition(":")[0].endswith(".py"):
             raise ConfigError(

@@ -1,6 +1,9 @@
-"""The process that a worker shares with its agents: neither it nor their siblings end by what one of them does. A
-coroutine that raises SystemExit ends its event loop, `os._exit` the process, a child that came back from `os.fork`
-would work as a second worker, and a handler of SIGALRM is refused to every thread but the main one."""
+"""The process that a worker shares with its agents: neither it nor their siblings end by what one of them does.
+
+A coroutine that raises SystemExit ends its event loop, `os._exit` the process, a child that came back from `os.fork` would
+work as a second worker, and a handler of SIGALRM is refused to every thread but the main one. Used by the worker process and
+by whoever calls users' functions.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +56,11 @@ def share_process() -> None:
 
 
 def watch_signals() -> None:
-    """Has `signal.signal` keep agents from harming each other. In a thread, `alarms_told` sees who asks for SIGALRM:
-    libraries swallow the error, and go on without their time limits or without a result. In the main thread, what a
-    handler of an attempt raises reaches code of that attempt alone."""
+    """Has `signal.signal` keep agents from harming each other.
+
+    In a thread, `alarms_told` sees who asks for SIGALRM: libraries swallow the error, and go on without their time limits or
+    without a result. In the main thread, what a handler of an attempt raises reaches code of that attempt alone.
+    """
     set_handler = signal.signal
 
     def watched(signalnum: int, handler: Any) -> Any:

@@ -1,6 +1,9 @@
-"""Loads user code in a worker process: ``file.py:name``, ``package.module:name``, ``env:NAME`` for an environment, or a
-``.pkl`` written by cloudpickle. `agent_spec` turns a callable into such a text where a trainer starts, `load` turns it
-back in a worker. Whatever is wrong becomes one sentence. Knows nothing of what the callables do."""
+"""Loads user code in a worker process: ``file.py:name``, ``package.module:name``, ``env:NAME`` for an
+environment, or a ``.pkl`` written by cloudpickle.
+
+`agent_spec` turns a callable into such a text where a trainer starts, `load` turns it back in a worker. Whatever is wrong
+becomes one sentence. Knows nothing of what the callables do.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,11 @@ ENVIRONMENT_AGENT = "agentlightning.environments.agent"
 
 
 def load(spec: str, parameters: tuple[str, ...] | None = ("task", "llm"), what: str = "agent") -> Callable[..., Any]:
-    """The callable that `spec` names, checked to accept `parameters` by position (None: not checked). ConfigError where
-    the file, the module or the name does not exist or the signature does not fit; AgentError where importing it raises.
-    Both name the spec and what was expected."""
+    """The callable that `spec` names, checked to accept `parameters` by position (None: not checked).
+
+    ConfigError where the file, the module or the name does not exist or the signature does not fit; AgentError where
+    importing it raises. Both name the spec and what was expected.
+    """
     check_named(spec, what)
     if spec.startswith(ENVIRONMENT):  # loaded by name, since environments are made of what stands here
         return load_module(ENVIRONMENT_AGENT, what).EnvironmentAgent(spec.removeprefix(ENVIRONMENT))  # type: ignore[no-any-return]
@@ -52,9 +57,11 @@ def load(spec: str, parameters: tuple[str, ...] | None = ("task", "llm"), what: 
 
 
 def agent_spec(function: Callable[..., Any], folder: Path) -> str:
-    """A text that `load` turns back into `function` in another process. A function of an importable module becomes
-    ``file.py:name``; one of ``__main__``, a notebook or a closure is written to `folder` by cloudpickle. ConfigError
-    where it can do neither."""
+    """A text that `load` turns back into `function` in another process.
+
+    A function of an importable module becomes ``file.py:name``; one of ``__main__``, a notebook or a closure is written to
+    `folder` by cloudpickle. ConfigError where it can do neither.
+    """
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     name = getattr(function, "__qualname__", "")
     file = getattr(module, "__file__", None)

@@ -1,6 +1,8 @@
-"""The worker: claims rollouts under a lease, runs many at a time, and reports how each attempt ended. Drives an
-`Execution` against any `LightningStore`; whoever made it calls `run` and, from the same loop, `stop`. Knows nothing of
-how agents run, of models, or of training."""
+"""The worker: claims rollouts under a lease, runs many at a time, and reports how each attempt ended.
+
+Drives an `Execution` against any `LightningStore`; whoever made it calls `run` and, from the same loop, `stop`. Knows
+nothing of how agents run, of models, or of training.
+"""
 
 from __future__ import annotations
 
@@ -119,8 +121,10 @@ class Worker:
             self._hurried.set()
 
     async def run(self) -> int:
-        """Work until `stop`; returns the exit code: 0, or EXIT_REPLACE where an agent could not be interrupted. Errors
-        that no waiting mends (no such run, a wrong server key) are raised."""
+        """Work until `stop`; returns the exit code: 0, or EXIT_REPLACE where an agent could not be interrupted.
+
+        Errors that no waiting mends (no such run, a wrong server key) are raised.
+        """
         asyncio.get_running_loop().set_task_factory(attributed_task)
         self._heartbeat.start()
         self._claiming = claiming = asyncio.create_task(self._claim_for_ever())

@@ -1,6 +1,8 @@
-"""BackgroundTasks: loops that go on as long as their owner does, and are started again where they fail. Every
-long-lived loop of a server or a worker is one of these. A failure is logged with its traceback and counted, and the
-loop is down until it is started again, which takes longer each time. Knows nothing of what the loops do."""
+"""BackgroundTasks: loops that go on as long as their owner does, and are started again where they fail.
+
+Every long-lived loop of a server or a worker is one of these. A failure is logged with its traceback and counted, and the
+loop is down until it is started again, which takes longer each time. Knows nothing of what the loops do.
+"""
 
 from __future__ import annotations
 

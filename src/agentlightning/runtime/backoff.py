@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses that double from `first_s` up to `max_s`, until `timeout_s` after the first of them was asked for. jitter:
-    the share of a pause that is random, so that a hundred clients which were turned away together do not come back
-    together."""
+    """Pauses that double from `first_s` up to `max_s`, until `timeout_s` after the first of them was asked for.
+
+    jitter: the share of a pause that is random, so that a hundred clients which were turned away together do not come back
+    together.
+    """
 
     first_s: float = 0.1
     max_s: float = 2.0

@@ -1,6 +1,10 @@
-"""Child processes that never outlive their parent. A parent starts every child as ``python -m …`` with a pipe on its
-standard input, and hands down the listening sockets it bound itself, so that a restarted child keeps its port. One line
-goes down the pipe, the child's secrets: arguments and the environment of a process can be read by others."""
+"""Child processes that never outlive their parent.
+
+A parent starts every child as ``python -m …`` with a pipe on its standard input, and hands down the listening sockets it
+bound itself, so that a restarted child keeps its port. One line goes down the pipe, the child's secrets: arguments and the
+environment of a process can be read by others. The child calls `end_with_parent` first: it gets the secrets, and ends when
+the pipe closes, and on Linux when the kernel says that the parent died. Knows nothing of what the children do.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +51,13 @@ def start_child(
     log: Path | None = None,
     python: str = sys.executable,
 ) -> subprocess.Popen[bytes]:
-    """Start ``python -P -m arguments…``, which finds no module in the working directory; its output is appended to
-    `log` (inherited where None). python: another interpreter than this process's. `secrets` reach it by its standard
-    input and nothing else; it inherits the environment without them, without the variables to `withhold` and without
-    `OWN_SECRETS`."""
+    """Start ``python -P -m arguments…``, which finds no module in the working directory; its output is appended to `log`
+    (inherited where None). python: another interpreter than this process's.
+
+    `secrets` reach it by its standard input and nothing else; it inherits the environment without them, without the
+    variables to `withhold` and without `OWN_SECRETS`. Children get a process group of their own, so that Ctrl-C in a
+    terminal reaches the parent alone, which then decides in what order they end.
+    """
     # What agents start keeps Python's own way, so that a variable will not do; an interpreter before 3.11 lacks the option.
     command, safe = (
         ([python, "-P", "-m"], {}) if python == sys.executable else ([python, "-m"], {"PYTHONSAFEPATH": "1"})
@@ -89,8 +96,10 @@ def secrets_line(secrets: Mapping[str, str]) -> bytes:
 
 
 def end_with_parent() -> dict[str, str]:
-    """Called first by a child: SIGTERM to itself when its standard input ends, and SIGKILL-proof on Linux. Returns the
-    secrets that its parent handed down. AgentLightningError where none come within `SECRETS_TIMEOUT_S`."""
+    """Called first by a child: SIGTERM to itself when its standard input ends, and SIGKILL-proof on Linux.
+
+    Returns the secrets that its parent handed down. AgentLightningError where none come within `SECRETS_TIMEOUT_S`.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     secrets = receive_secrets()
@@ -99,9 +108,11 @@ def end_with_parent() -> dict[str, str]:
 
 
 def leave_orphans_to_parent() -> None:
-    """Called first by what may be a container's first process, which gets every orphan: goes on in a child, and reaps
-    here. Signals are passed on, and the child's exit code becomes the container's. An init of the container's engine
-    would show the environment, with its secrets, to everybody; this process is as hidden as the one that called."""
+    """Called first by what may be a container's first process, which gets every orphan: goes on in a child, and reaps here.
+
+    Signals are passed on, and the child's exit code becomes the container's. An init of the container's engine would show
+    the environment, with its secrets, to everybody; this process is as hidden as the one that called.
+    """
     if os.getpid() != 1:
         return
     passed_on = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -123,9 +134,11 @@ def leave_orphans_to_parent() -> None:
 
 
 def give_way(niceness: int) -> None:
-    """Let other processes go first: adds `niceness` to this process's and, where it leads a session, sets its
-    session's. Linux shares the CPU among sessions before it looks at processes (autogroup, sched(7)). A child has a
-    session of its own, in which its niceness alone would make way for nobody."""
+    """Let other processes go first: adds `niceness` to this process's and, where it leads a session, sets its session's.
+
+    Linux shares the CPU among sessions before it looks at processes (autogroup, sched(7)). A child has a session of its
+    own, in which its niceness alone would make way for nobody.
+    """
     os.nice(niceness)
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):  # a kernel without autogroups

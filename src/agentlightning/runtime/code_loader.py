@@ -1,6 +1,9 @@
-"""Loads code by its place, ``file.py:name`` or ``package.module:name``, and plug-ins by entry point, too. Whatever is
-wrong becomes one sentence. Whoever reads a stored run wraps it in `only_named_code`: a record names code, and everybody
-with a trainer's token writes records."""
+"""Loads code by its place, ``file.py:name`` or ``package.module:name``, and plug-ins by entry point, too.
+
+Workers, the trainer, the learner and whoever makes engines use it; `runner.user_code` adds what only agents need. Whatever
+is wrong becomes one sentence. Whoever reads a stored run wraps it in `only_named_code`: a record names code, and everybody
+with a trainer's token writes records. Knows nothing of what the callables do.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +85,10 @@ def _scanned(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
 
 
 def load_plugin(kind: PluginKind, name: str, built_in: Collection[str]) -> Any:
-    """The plug-in that ``file.py:name``, ``package.module:name`` or the name of an entry point names. ConfigError, with
-    what was expected, where there is none; AgentError where importing it raises."""
+    """The plug-in that ``file.py:name``, ``package.module:name`` or the name of an entry point names.
+
+    ConfigError, with what was expected, where there is none; AgentError where importing it raises.
+    """
     setting = SETTINGS[kind]
     if is_code(name):
         return load_code(name, setting)
@@ -97,8 +102,10 @@ def load_plugin(kind: PluginKind, name: str, built_in: Collection[str]) -> Any:
 
 
 def plugin_hash(kind: PluginKind, name: str) -> str | None:
-    """SHA-256 of the file that a plug-in is in, as this process imported it; None where its module has no file. Two
-    processes of a run compare it: the file may have been edited between their imports."""
+    """SHA-256 of the file that a plug-in is in, as this process imported it; None where its module has no file.
+
+    Two processes of a run compare it: the file may have been edited between their imports.
+    """
     load_plugin(kind, name, ())
     source = name.rpartition(":")[0] if is_code(name) else installed_plugins(kind)[name].module
     module = load_file(Path(source), kind) if source.endswith(".py") else sys.modules[source]
@@ -140,8 +147,10 @@ def load_code(spec: str, what: str) -> Any:
 
 
 def load_function(spec: str, parameters: tuple[str, ...], what: str) -> Callable[..., Any]:
-    """The function ``file.py:name`` or ``package.module:name``, which takes these arguments by position. ConfigError
-    where it does not exist or its signature does not fit; AgentError where importing it raises."""
+    """The function ``file.py:name`` or ``package.module:name``, which takes these arguments by position.
+
+    ConfigError where it does not exist or its signature does not fit; AgentError where importing it raises.
+    """
     if not is_code(spec):
         raise ConfigError(f"{what} {spec!r}: expected file.py:name or package.module:name")
     value = load_code(spec, what)

@@ -1,6 +1,8 @@
-"""Files of ours on the disk: there before something relies on them, and for their owner alone. Driven by whatever
-writes into run folders, stores and exports, also in a user's own process, whose umask is not ours to change. Knows
-nothing of what the files mean."""
+"""Files of ours on the disk: there before something relies on them, and for their owner alone.
+
+Driven by whatever writes into run folders, stores and exports, also in a user's own process, whose umask is not ours to
+change. Knows nothing of what the files mean.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,10 @@ def make_private_folder(folder: Path) -> None:
 
 
 def close_to_others(path: Path) -> None:
-    """Take a file or folder of this user that everybody may use from all others. Raises OSError. What a group alone may
-    use stays: somebody chose that."""
+    """Take a file or folder of this user that everybody may use from all others. Raises OSError.
+
+    What a group alone may use stays: somebody chose that.
+    """
     found = path.stat()
     if found.st_uid == os.geteuid() and found.st_mode & stat.S_IRWXO:
         path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)

@@ -1,6 +1,7 @@
-"""JSON as programs write it, halves of characters among it: JavaScript cuts texts between the two, JSON's escapes allow
-it, and no tokenizer, store or other JSON reader takes one. Each becomes U+FFFD, as in JavaScript's own `toWellFormed`.
-Integers of a tool call's arguments stay as they are beyond 64 bits, where orjson makes floats of them. Pure."""
+"""JSON as programs write it, halves of characters among it: JavaScript cuts texts between the two, JSON's escapes allow it,
+and no tokenizer, store or other JSON reader takes one. Each becomes U+FFFD, as in JavaScript's own `toWellFormed`. Integers
+of a tool call's arguments stay as they are beyond 64 bits, where orjson makes floats of them. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""LineFormatter: lines of a log that nobody can forge, and that no terminal obeys. Driven by the processes that write
-plain lines: trainer, workers, learner, sampler. What they say quotes agents, models and other servers. The server's log
-has a form of its own (gateway/log.py)."""
+"""LineFormatter: lines of a log that nobody can forge, and that no terminal obeys.
+
+Driven by the processes that write plain lines: trainer, workers, learner, sampler. What they say quotes agents, models and
+other servers. The server's log has a form of its own (gateway/log.py).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Secrets of a process: out of sight of other processes of its user, and its server's key from where they cannot see
-it. Every entry point imports this before anything else and calls `hide_memory`, so it imports next to nothing
-itself."""
+"""Secrets of a process: out of sight of other processes of its user, and its server's key from where they cannot see it.
+
+Every entry point imports this before anything else and calls `hide_memory`, so it imports next to nothing itself. Between
+its start and that call a process shows the environment that it was given: a key that must not be seen in those milliseconds
+comes by ``--key-file``, ``--key-fd`` or as a systemd credential.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,12 @@ MAX_KEY_BYTES = 65_536
 
 
 def hide_memory() -> None:
-    """Keep this process's memory and environment from other processes of the same user, on Linux. The kernel then
-    refuses them ptrace, /proc/PID/mem and /proc/PID/environ, and writes no core dump. A program that this process
-    executes is not hidden."""
+    """Keep this process's memory and environment from other processes of the same user, on Linux.
+
+    The kernel then refuses them ptrace, /proc/PID/mem and /proc/PID/environ, and writes no core dump. A program that this
+    process executes is not hidden. A user who may trace everything (CAP_SYS_PTRACE, CAP_PERFMON or CAP_SYS_ADMIN: root
+    outside a container) is not kept out.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
@@ -69,9 +75,11 @@ def _read(source: Path | int | None, name: str) -> str:
 
 
 def shown_above(secrets: Mapping[str, str]) -> str | None:
-    """Describes the nearest process above this one that shows one of these variables, with this value, to all processes
-    of this user: an init of a container, a shell. None where none does. Programs of ours hide what they were given; a
-    user who may trace everything sees it all the same, so by their names."""
+    """Describes the nearest process above this one that shows one of these variables, with this value, to all processes of
+    this user: an init of a container, a shell. None where none does.
+
+    Programs of ours hide what they were given; a user who may trace everything sees it all the same, so by their names.
+    """
     wanted = {f"{name}={value}".encode(): name for name, value in secrets.items() if value}
     process = os.getppid()
     while process > 0:

@@ -1,7 +1,10 @@
 """Watchdog: notices children that hang and kills them, so that whoever started them sees a crash and starts them again.
-Where nothing comes for a while, or nothing good for longer, the parent kills it: by SIGKILL, since SIGTERM stays
-pending in a process that was stopped. Both ends count only time in which they ran themselves: where the machine slept
-or the parent was stopped, nobody is late."""
+
+A watched child has a pipe to its parent, into which a thread of its own writes whether its work makes progress. Where
+nothing comes for a while, or nothing good for longer, the parent kills it: by SIGKILL, since SIGTERM stays pending in a
+process that was stopped. Both ends count only time in which they ran themselves: where the machine slept or the parent was
+stopped, nobody is late. Knows nothing of what the children do.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The way out of a sandbox: a Unix socket whose connections lead to the server, and nowhere else. The worker holds it
-for one attempt; the relay inside connects to it. What goes through is not looked at: the server checks the attempt's
-key as for everybody."""
+"""The way out of a sandbox: a Unix socket whose connections lead to the server, and nowhere else.
+
+The worker holds it for one attempt; the relay inside connects to it. What goes through is not looked at: the server checks
+the attempt's key as for everybody.
+"""
 
 from __future__ import annotations
 

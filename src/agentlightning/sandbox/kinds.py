@@ -1,5 +1,10 @@
-"""The files that a sandbox shows, and the command lines that start and end it: bubblewrap's, and those of a container
-by Podman or Docker. Nothing of this machine is shown that is not named here, and that read-only."""
+"""The files that a sandbox shows, and the command lines that start and end it: bubblewrap's, and those of a container by
+Podman or Docker.
+
+Nothing of this machine is shown that is not named here, and that read-only. `Box` says what is wanted, alike for both kinds.
+Nothing secret stands in command lines, because everybody on the machine sees arguments: the environment is handed down.
+Knows nothing of attempts.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +57,12 @@ class View:
 
 
 def view_of(readable: Sequence[str], hidden: Sequence[Path], *, program: str | None) -> View:
-    """The view of an agent with these readable files, `hidden` left out of them. program: what the command runs, where
-    this machine's files are all there is; the system's and an interpreter are shown then. None: an image has them.
-    ConfigError where a file does not exist, or holds what must be hidden, or the program would not be found."""
+    """The view of an agent with these readable files, `hidden` left out of them.
+
+    program: what the command runs, where this machine's files are all there is; the system's and an interpreter are shown
+    then. None: an image has them. ConfigError where a file does not exist, or holds what must be hidden, or the program
+    would not be found.
+    """
     shown = [_existing(name) for name in readable]
     inner = []
     for secret in dict.fromkeys(path.resolve() for path in hidden):

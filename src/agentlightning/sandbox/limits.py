@@ -1,6 +1,8 @@
-"""Memory and processes of one sandbox, bounded by a control group where one can be made, of version 2 or 1. A group is
-made below the worker's own or the nearest one above it that hands the controllers down. Without one, limits per process
-are all there is, which bound no user root: `rlimits`. Knows nothing of what runs in a sandbox."""
+"""Memory and processes of one sandbox, bounded by a control group where one can be made, of version 2 or 1.
+
+A group is made below the worker's own or the nearest one above it that hands the controllers down. Without one, limits per
+process are all there is, which bound no user root: `rlimits`. Knows nothing of what runs in a sandbox.
+"""
 
 from __future__ import annotations
 

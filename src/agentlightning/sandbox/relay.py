@@ -1,6 +1,11 @@
-"""The first process inside a sandbox: starts the agent's program and carries its connections to the gateway. Run as a
-file: A sandbox has no network but its own loopback: what connects to 127.0.0.1:PORT there is passed on to the Unix
-socket SOCKET, behind which the worker stands."""
+"""The first process inside a sandbox: starts the agent's program and carries its connections to the gateway.
+
+Run as a file: ``python3 relay.py PORT SOCKET RLIMITS PROGRAM ARGUMENT…``. A sandbox has no network but its own loopback:
+what connects to 127.0.0.1:PORT there is passed on to the Unix socket SOCKET, behind which the worker stands. A byte on
+standard input has the program told to end (SIGTERM); its end is the worker's, and ends the sandbox. Exits as the program
+does, by the convention of shells: 128 + signal. Without a program it only tries what it needs. Only the standard library,
+and a Python as old as an image may have (3.8).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Sandboxes of a worker: one for each attempt of a command agent; what cannot be isolated here is refused. Driven by
-`runner.sandboxes`, which loads it by name. What an agent sees inside is what it sees outside: task, base URL, key,
-reward URL, exit codes. A sandbox's own are its files, its processes and its network."""
+"""Sandboxes of a worker: one for each attempt of a command agent; what cannot be isolated here is refused.
+
+Driven by `runner.sandboxes`, which loads it by name. What an agent sees inside is what it sees outside: task, base URL, key,
+reward URL, exit codes. A sandbox's own are its files, its processes and its network.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,10 @@ class SandboxedProgram(Program):
 
 
 class SandboxRunner(CommandRunner):
-    """Runs every attempt of a command line in a sandbox of its own; nothing of it is left afterwards. ConfigError where
-    the settings cannot be met here; `check` tries."""
+    """Runs every attempt of a command line in a sandbox of its own; nothing of it is left afterwards.
+
+    ConfigError where the settings cannot be met here; `check` tries.
+    """
 
     def __init__(self, agent: CommandAgent, term_s: float = 2.0) -> None:
         settings = agent.sandbox

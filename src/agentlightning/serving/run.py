@@ -1,6 +1,10 @@
-"""ServingRun: ``agl serve --policy``: a run without a trainer, whose users are served a registered model. Everything is
-derived from the store, again and again: which version the alias names, what the split is, which sessions are open,
-whether a canary is worse."""
+"""ServingRun: ``agl serve --policy``: a run without a trainer, whose users are served a registered model.
+
+Versions of the model are served side by side, each by an engine of its own, which gateways find as a policy of the run.
+Everything is derived from the store, again and again: which version the alias names, what the split is, which sessions are
+open, whether a canary is worse. So a killed server that is started again continues the same run with the same keys and
+sessions. Knows no session's content and no protocol.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,11 @@
-"""UserSessions: users who call with a serving key, each conversation a rollout that keeps one version of the model. The
-version is chosen when a session opens, and recorded on its rollout in the same transaction, which is the same for all
-gateways. A session is kept as long as calls come: its lease is renewed, and has the session's idle time."""
+"""UserSessions: users who call with a serving key, each conversation a rollout that keeps one version of the model.
+
+The gateway loads it by ``--clients`` and hands it every request with a serving key. It finds or opens the session and hands
+the request back as a call of the session's attempt; from there on nothing knows that there is a user. The version is chosen
+when a session opens, and recorded on its rollout in the same transaction, which is the same for all gateways. A session is
+kept as long as calls come: its lease is renewed, and has the session's idle time. Feedback is a reward of the rollout at any
+time, also after its end.
+"""
 
 from __future__ import annotations
 

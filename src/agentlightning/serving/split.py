@@ -1,5 +1,9 @@
 """The split of new sessions between two versions of a served model, and the evidence that the newer one is worse.
-Everything is read from the store: a process that was killed counts the same sessions again."""
+
+The split is a resource of the serving run. Whoever opens a session asks `choose_version`, a pure function; the serving run
+asks `read_evidence` and takes a canary that is worse out of the split. Everything is read from the store: a process that was
+killed counts the same sessions again.
+"""
 
 from __future__ import annotations
 
@@ -104,8 +108,10 @@ def version_alias(name: str, number: int) -> str:
 
 
 async def put_split(store: LightningStore, run_id: str, split: Split, *, after: int | None = None) -> Resource:
-    """Stores a new split, which gateways follow at once. `after`: the version that it follows from; ConflictError where
-    there is a newer one."""
+    """Stores a new split, which gateways follow at once.
+
+    `after`: the version that it follows from; ConflictError where there is a newer one.
+    """
     resource = Resource(run_id=run_id, name=SPLIT_RESOURCE, kind="routes", value=split.model_dump(mode="json"))
     [stored] = await store.put_resources([resource], None if after is None else {SPLIT_RESOURCE: after})
     return stored
@@ -134,9 +140,11 @@ async def read_evidence(store: LightningStore, run_id: str, trial: Trial, settin
 
 
 def weigh(results: Sequence[SessionResult], alpha: float) -> CanaryEvidence:
-    """Tests, in the order in which results came about, whether the stable version is better in a measure. The
-    probability that a canary which is worse in neither measure is ever found worse is at most alpha: each of the two
-    tests needs a wealth of 2 / alpha."""
+    """Tests, in the order in which results came about, whether the stable version is better in a measure.
+
+    The probability that a canary which is worse in neither measure is ever found worse is at most alpha: each of the two
+    tests needs a wealth of 2 / alpha.
+    """
     measures: tuple[Measure, ...] = ("reward", "error")
     tests = {measure: MeanDifferenceTest() for measure in measures}
     values: dict[Measure, tuple[list[float], list[float]]] = {measure: ([], []) for measure in measures}

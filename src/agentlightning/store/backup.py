@@ -1,6 +1,8 @@
-"""Backup of the database behind a store, by the database's own tool, while the store is in use. SQLite writes its file
-itself (VACUUM INTO), PostgreSQL has pg_dump, Redis ``redis-cli --rdb``. The same tools restore it: docs/resume.md.
-Passwords go by the environment, since every user of a machine sees arguments."""
+"""Backup of the database behind a store, by the database's own tool, while the store is in use.
+
+SQLite writes its file itself (VACUUM INTO), PostgreSQL has pg_dump, Redis ``redis-cli --rdb``. The same tools restore it:
+docs/resume.md. Passwords go by the environment, since every user of a machine sees arguments.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ _CERTIFICATES = {"ssl_ca_certs": "--cacert", "ssl_certfile": "--cert", "ssl_keyf
 
 
 def backup_store(url: str, to: Path) -> None:
-    """Write the store of one moment to a new file. ConfigError for a store without a database of its own, StoreError
-    where the file exists or a tool is missing or fails."""
+    """Write the store of one moment to a new file.
+
+    ConfigError for a store without a database of its own, StoreError where the file exists or a tool is missing or fails.
+    """
     scheme, parts = url.partition("://")[0], urlsplit(url)
     if scheme not in ("sqlite", "postgresql", "postgres", "redis", "rediss"):
         raise ConfigError(

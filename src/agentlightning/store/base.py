@@ -138,9 +138,12 @@ class LightningStore(ModelRegistry):
         lease_s: float = LEASE_S,
         wait_s: float = 0.0,
     ) -> list[Claim]:
-        """Take up to `limit` queued rollouts of the worker's run: each starts a new attempt under a lease. No rollout
-        is claimed twice. Where none is queued, waits up to `wait_s` seconds for one (pushed, not polled). The first
-        claim of a rollout pins the newest version of each prompt template that the rollout does not name."""
+        """Take up to `limit` queued rollouts of the worker's run: each starts a new attempt under a lease.
+
+        No rollout is claimed twice. Where none is queued, waits up to `wait_s` seconds for one (pushed, not polled).
+        Records the worker as seen; a worker restarted under the same name on the same host holds none of its predecessor's
+        leases. The first claim of a rollout pins the newest version of each prompt template that the rollout does not name.
+        """
 
     @abc.abstractmethod
     async def heartbeat(self, worker: WorkerStatus, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
@@ -200,10 +203,13 @@ class LightningStore(ModelRegistry):
 
     @abc.abstractmethod
     async def open_session(self, session: NewRollout, lease_s: float) -> Claim:
-        """Open a session, or renew the one that is open: the running rollout of the group, whose lease then ends
-        `lease_s` seconds from now. Where there is none a new rollout begins, with the group's next replica (the one
-        given is ignored), claimed for attempt 1 in the same transaction: callers at the same time, through any server,
-        all get the same."""
+        """Open a session, or renew the one that is open: the running rollout of the group, whose lease then ends `lease_s`
+        seconds from now.
+
+        Where there is none a new rollout begins, with the group's next replica (the one given is ignored), claimed for
+        attempt 1 in the same transaction: callers at the same time, through any server, all get the same. Prompt templates
+        are pinned as by `claim`. It ends by `finish`, or has succeeded when its lease runs out.
+        """
 
     @abc.abstractmethod
     async def record_feedback(self, rewards: Sequence[Reward]) -> None:
@@ -305,10 +311,13 @@ class LightningStore(ModelRegistry):
 
     @abc.abstractmethod
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete runs with everything that belongs to them; returns how many there were. In portions, so that nobody
-        else waits long; the run itself goes last, so that an interrupted deletion can be repeated. Its model versions
-        stay as entries whose weights were deleted; ConflictError, and nothing is deleted, where an alias names one of
-        them."""
+        """Delete runs with everything that belongs to them; returns how many there were.
+
+        In portions, so that nobody else waits long; the run itself goes last, so that an interrupted deletion can be
+        repeated. Others who write to it, or wait for it, get NotFoundError. Ids that do not exist are ignored. Its model
+        versions stay as entries whose weights were deleted; ConflictError, and nothing is deleted, where an alias
+        names one of them.
+        """
 
     @abc.abstractmethod
     async def create_token(

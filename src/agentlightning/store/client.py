@@ -1,7 +1,10 @@
-"""LightningStoreClient: the store over HTTP, for everybody who does not own it. One request per method, errors raised
-as the classes they were; the other side is gateway/store_rpc.py. A request whose connection broke is sent again until
-the retry timeout has passed, since a server that is restarted comes back on its port. Each write carries a key, under
-which the store records what it did (request.py): once, whichever server is asked."""
+"""LightningStoreClient: the store over HTTP, for everybody who does not own it.
+
+One request per method, errors raised as the classes they were; the other side is gateway/store_rpc.py. What coroutines
+write at the same time travels as one request (coalescer.py). A request whose connection broke is sent again until the retry
+timeout has passed, since a server that is restarted comes back on its port. Each write carries a key, under which the store
+records what it did (request.py): once, whichever server is asked. Loads no database and no web server.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
-"""Coalescer: what many coroutines submit at the same time is delivered as one batch. A batch begins with the first item
-and takes in what is submitted in the same turn of the event loop; while it is under way the next one gathers. So an
-item that comes alone waits for nothing."""
+"""Coalescer: what many coroutines submit at the same time is delivered as one batch.
+
+Driven by whoever pays per request: the store's client, the Redis writer, the gateway's reads of attempts. A batch begins
+with the first item and takes in what is submitted in the same turn of the event loop; while it is under way the next one
+gathers. So an item that comes alone waits for nothing. Where batches may overlap, one that hangs holds up the next for
+`late_s` only. Knows nothing of what is delivered.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,12 @@ MAX_OVERLAPPING = 4
 
 
 class Coalescer(Generic[T, R]):
-    """The items of one kind of request, in the order in which they were submitted. `deliver` gets a batch and returns
-    an outcome per item; an exception among them, or one that it raises, is raised to the item's submitter, or to all. A
-    batch holds at most `max_items` and, unless one item alone is larger, `max_size`."""
+    """The items of one kind of request, in the order in which they were submitted. Use from one event loop.
+
+    `deliver` gets a batch and returns an outcome per item; an exception among them, or one that it raises, is raised to the
+    item's submitter, or to all. A batch holds at most `max_items` and, unless one item alone is larger, `max_size`. With
+    `late_s`, one that has been under way for so many seconds no longer holds up the next.
+    """
 
     def __init__(
         self,

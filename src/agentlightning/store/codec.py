@@ -1,7 +1,9 @@
-"""One description of the records of types.py: SQL columns, Redis fields, Parquet and binary forms all follow from it. A
-record is a row of its fields in their order: nested values are JSON text; token ids are int32 arrays and logprobs
-float32 arrays, both little-endian as every machine that runs this is. Rows are stored by position, so a new field goes
-last, and has a default."""
+"""One description of the records of types.py: SQL columns, Redis fields, Parquet and binary forms all follow from it.
+
+A record is a row of its fields in their order: nested values are JSON text; token ids are int32 arrays and logprobs float32
+arrays, both little-endian as every machine that runs this is. Pure functions, driven by the stores and by whoever moves
+calls between processes. Rows are stored by position, so a new field goes last, and has a default.
+"""
 
 from __future__ import annotations
 

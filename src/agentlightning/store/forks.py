@@ -1,6 +1,8 @@
-"""Forks: rollouts that continue a recorded one after some of its calls. A fork's agent starts from the beginning. The
-gateway answers its first calls from the record, where they are the recorded ones, and samples from then on
-(gateway/attempts.py): so any agent comes back into a state in which it was."""
+"""Forks: rollouts that continue a recorded one after some of its calls.
+
+A fork's agent starts from the beginning. The gateway answers its first calls from the record, where they are the recorded
+ones, and samples from then on (gateway/attempts.py): so any agent comes back into a state in which it was.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,14 @@ async def new_forks(
     *,
     key: str | None = None,
 ) -> list[NewRollout]:
-    """Make rollouts to enqueue, a group of `count`, that continue the latest attempt of a finished rollout after its
-    first `calls` model calls: with its task, mode, sampling and versions of prompts. key: names the group, so that
-    forks of a key are enqueued once. NotFoundError where there is no such rollout, InputError where it has not
-    finished, where it is a session of a served model's user, or where nothing would be sampled."""
+    """Make rollouts to enqueue, a group of `count`, that continue the latest attempt of a finished rollout after its first
+    `calls` model calls: with its task, mode, sampling and versions of prompts.
+
+    key: names the group, so that forks of a key are enqueued once.
+
+    NotFoundError where there is no such rollout, InputError where it has not finished, where it is a session of a served
+    model's user, or where nothing would be sampled.
+    """
     found = await store.rollouts(RolloutQuery(ids=[rollout_id]))
     if not found:
         raise NotFoundError(f"fork: no rollout {rollout_id}")

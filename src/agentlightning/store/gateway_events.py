@@ -1,5 +1,7 @@
-"""Gateway events: names of the spans that the gateway and a worker's tracing add to an attempt's record. Stores count
-them when the attempt ends; rules.py makes warnings of them. Knows nothing of requests."""
+"""Gateway events: names of the spans that the gateway and a worker's tracing add to an attempt's record.
+
+Stores count them when the attempt ends; rules.py makes warnings of them. Knows nothing of requests.
+"""
 
 from __future__ import annotations
 

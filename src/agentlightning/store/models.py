@@ -1,6 +1,8 @@
-"""The model registry: versions, aliases, references to them (``support@40``, ``support@best``), and the store's
-methods. Kept when their run is deleted. The rules are pure functions that the stores apply in one transaction. Knows
-nothing of files or engines."""
+"""The model registry: versions, aliases, references to them (``support@40``, ``support@best``), and the store's methods.
+
+Kept when their run is deleted. The rules are pure functions that the stores apply in one transaction. Knows nothing of files
+or engines.
+"""
 
 from __future__ import annotations
 
@@ -174,10 +176,13 @@ class ModelRegistry(abc.ABC):
 
     @abc.abstractmethod
     async def put_model(self, version: ModelVersion) -> ModelVersion:
-        """Stores a version. One of revision 0 is new, gets a number, and is stored once for its run, policy and step:
-        the one that is there is returned as it is. ConflictError, and nothing changes, where the version was changed
-        since the revision given, or its weights are to be deleted and an alias names it, now or before its last
-        move."""
+        """Stores a version. One of revision 0 is new, gets a number, and is stored once for its run, policy and step: the
+        one that is there is returned as it is. Another replaces the version of its number.
+
+        NotFoundError if there is no such run or version. ConflictError, and nothing changes, where the version was changed
+        since the revision given, or its weights are to be deleted and an alias names it, now or before its last move. Delete
+        files after this returned.
+        """
 
     @abc.abstractmethod
     async def models(self, name: str | None = None, run_id: str | None = None) -> list[ModelVersion]:

@@ -1,6 +1,9 @@
-"""open_store: the store at a URL. Driven by everything that is told where its store is. Knows the schemes and nothing
-else; what a scheme needs is imported when it is asked for, so that a machine with agents needs no database, and the
-configuration when a default or a refusal needs it: the command line imports this module to print its help."""
+"""open_store: the store at a URL.
+
+Driven by everything that is told where its store is. Knows the schemes and nothing else; what a scheme needs is imported
+when it is asked for, so that a machine with agents needs no database, and the configuration when a default or a refusal
+needs it: the command line imports this module to print its help.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Records as Arrow tables and Parquet files: columns by the fields of a type, nested values of no fixed shape as JSON
-text. Driven by export.py and by notebooks (analysis/stored_run.py); needs pyarrow. Knows no stores."""
+"""Records as Arrow tables and Parquet files: columns by the fields of a type, nested values of no fixed shape as JSON text.
+
+Driven by export.py and by notebooks (analysis/stored_run.py); needs pyarrow. Knows no stores.
+"""
 
 from __future__ import annotations
 

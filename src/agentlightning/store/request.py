@@ -1,6 +1,9 @@
 """The context of a call of a store's method: the request, which happens once, and the token whose first run it makes.
-The outcome of a request is written in the transaction that produces it, as a row (key, digest, outcome): a request that
-comes again, after a time-out or a crash, through whatever server, is answered with it."""
+
+Set by servers around the call (`requested`, `binding`), read by the stores. The outcome of a request is written in the
+transaction that produces it, as a row (key, digest, outcome): a request that comes again, after a time-out or a crash,
+through whatever server, is answered with it. Rows are kept for longer than any client goes on sending.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Rules of the life of rollouts: what a claim, a heartbeat, an end, a silence and a training step may change. Pure
-functions, driven by the stores, which gather what is known, ask here, and write the answer in one transaction. Knows no
-database, clock or network."""
+"""Rules of the life of rollouts: what a claim, a heartbeat, an end, a silence and a training step may change.
+
+Pure functions, driven by the stores, which gather what is known, ask here, and write the answer in one transaction. Knows no
+database, clock or network.
+"""
 
 from __future__ import annotations
 
@@ -344,9 +346,11 @@ def closed_step(present: Step | None, run_id: str, step: int, version: int) -> S
 
 
 def final_reward(rewards: Sequence[Reward], source: str | None = None) -> float | None:
-    """The final reward among an attempt's records, in the order they were made; None where there is none. The last one
-    of the one deliberate source (return value, reward function, output, post), else the last that was emitted without a
-    call. RewardError names two deliberate sources, unless `source` says which to take."""
+    """The final reward among an attempt's records, in the order they were made; None where there is none.
+
+    The last one of the one deliberate source (return value, reward function, output, post), else the last that was emitted
+    without a call. RewardError names two deliberate sources, unless `source` says which to take.
+    """
     finals = [reward for reward in rewards if reward.call_id is None and reward.source not in NEVER_FINAL]
     if source is not None:
         finals = [reward for reward in finals if reward.source == source]
@@ -362,7 +366,9 @@ def final_reward(rewards: Sequence[Reward], source: str | None = None) -> float 
 
 def reward_number(value: Any, name: str = "reward") -> float:
     """`value` as a finite float within ± `MAX_REWARD`; RewardError, with the value and what was expected, otherwise.
-    Booleans count as 0 and 1 (``return answer == expected`` is the commonest reward there is)."""
+
+    Booleans count as 0 and 1 (``return answer == expected`` is the commonest reward there is).
+    """
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise RewardError(f"{name}: expected a finite number, got {type(value).__name__} {value!r:.80}")
     try:

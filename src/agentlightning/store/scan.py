@@ -1,5 +1,7 @@
-"""Reading a whole run in portions, so that a bounded part of it is in memory; what others ask of any store by its
-methods. What is written meanwhile may be seen or not."""
+"""Reading a whole run in portions, so that a bounded part of it is in memory; what others ask of any store by its methods.
+
+What is written meanwhile may be seen or not.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,13 @@
-"""A server's files: its key, which clients of the same user on the same machine find by themselves, and its lock. While
-it serves it holds a lock on a file named by its port, which says at which address it listens and where that key is: so
-no key is sent to a program that took the port of a server that ended, or that port of another loopback address.
-ServerLock: an SQLite file has one server at a time."""
+"""A server's files: its key, which clients of the same user on the same machine find by themselves, and its lock.
+
+A server without AGL_SERVER_KEY makes a key once and keeps it in a file that only its owner can read. While it serves it
+holds a lock on a file named by its port, which says at which address it listens and where that key is: so no key is sent to
+a program that took the port of a server that ended, or that port of another loopback address.
+
+ServerLock: an SQLite file has one server at a time. Two would each give up leases that the other knows to be held, and
+notify nobody of the other. Programs that look or change something once (`agl runs list`) need no lock: SQLite has its own.
+The kernel releases a lock when its process ends, however it ends. Knows neither attempts nor HTTP.
+"""
 
 from __future__ import annotations
 

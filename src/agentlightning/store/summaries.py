@@ -1,6 +1,8 @@
-"""Summaries of finished rollouts and series of metrics: how they are made, ordered and paged, whatever keeps them. Pure
-functions, driven by the stores. A page ends with a cursor, the order and the place of its last row, so that the next
-page begins there however many rollouts finish meanwhile (keyset paging)."""
+"""Summaries of finished rollouts and series of metrics: how they are made, ordered and paged, whatever keeps them.
+
+Pure functions, driven by the stores. A page ends with a cursor, the order and the place of its last row, so that the next
+page begins there however many rollouts finish meanwhile (keyset paging).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Versions of prompt templates in a store, and the candidates of a prompt search. `TemplateReader` is driven by workers
-and gateways; a version never changes, so that what was read stays true. A search writes one version of the resource
-CANDIDATES for each candidate and each refused proposal; the texts are versions of the run's templates, which rollouts
-name."""
+"""Versions of prompt templates in a store, and the candidates of a prompt search.
+
+`TemplateReader` is driven by workers and gateways; a version never changes, so that what was read stays true. The others are
+driven by the command line and by optimizers. A search writes one version of the resource CANDIDATES for each candidate and
+each refused proposal; the texts are versions of the run's templates, which rollouts name. Knows no algorithm.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +85,10 @@ async def find_version(store: LightningStore, run_id: str, reference: str) -> Re
 
 
 async def add_version(store: LightningStore, run_id: str, name: str, template: Template) -> Resource:
-    """Stores the next version, which rollouts that begin from now on get. InputError where its placeholders are others
-    than those of the version before, and where the name is no template's."""
+    """Stores the next version, which rollouts that begin from now on get.
+
+    InputError where its placeholders are others than those of the version before, and where the name is no template's.
+    """
     if not NAME.fullmatch(name):
         raise InputError(f"{name}: expected a name of letters, digits, '_' and '-'")
     await find_run(store, run_id)
@@ -147,14 +151,18 @@ class CandidateRecord:
 
 
 def group_id(number: int, split: str, task: int, again: int = 0) -> str:
-    """The group of a candidate's rollouts on one task; its replicas are rollouts of it. again: of the candidate that a
-    search starts from, counted up where all its rollouts failed and the search with them."""
+    """The group of a candidate's rollouts on one task; its replicas are rollouts of it.
+
+    again: of the candidate that a search starts from, counted up where all its rollouts failed and the search with them.
+    """
     return f"{GROUP}:{number}:{split}:{task}" + (f":{again}" if again else "")
 
 
 async def read_candidates(store: LightningStore, run_id: str) -> list[CandidateRecord]:
-    """The proposals of a run's search in their order, refused ones among them; none where it had no search. One that
-    was recorded twice, by a store that was cut off, is read once. NotFoundError where there is no such run."""
+    """The proposals of a run's search in their order, refused ones among them; none where it had no search.
+
+    One that was recorded twice, by a store that was cut off, is read once. NotFoundError where there is no such run.
+    """
     await find_run(store, run_id)
     known: dict[tuple[tuple[str, str], ...], CandidateRecord] = {}
     for each in await store.resources(run_id, CANDIDATES, latest=False):

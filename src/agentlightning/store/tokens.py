@@ -1,8 +1,12 @@
 """Tokens, secrets that open part of a store's methods, each with a role; and keys of attempts, worth one attempt each.
-A token's secret is ``sk-agl-token-…``, made here and shown once; a store keeps its SHA-256, which leads nobody back:
-the secret has 256 random bits. An attempt's key, ``sk-agl-…``, minted by `claim`, carries its identity (the rollout's
-UUID and the number of the attempt) and a signature under the store's secret, so that a gateway verifies it without
-asking anybody."""
+
+A token's secret is ``sk-agl-token-…``, made here and shown once; a store keeps its SHA-256, which leads nobody back: the
+secret has 256 random bits. Several are valid at a time, so that one is replaced while the other still works.
+
+An attempt's key, ``sk-agl-…``, minted by `claim`, carries its identity (the rollout's UUID and the number of the attempt)
+and a signature under the store's secret, so that a gateway verifies it without asking anybody. A second key, which the agent
+never gets, is for its worker's judge. Pure functions; what a role may do is the gateway's to know.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""WaitingStore: the methods that wait for what others write, and those that are made of others; and the Notifier. A
-method that waits looks, subscribes to the notifier and looks again when it is notified: pushed, not polled. A writer
-notifies after its commit, and a listener for other processes; a notification promises nothing."""
+"""WaitingStore: the methods that wait for what others write, and those that are made of others; and the Notifier.
+
+Base of the stores of this process, SQL and Redis. A method that waits looks, subscribes to the notifier and looks again when
+it is notified: pushed, not polled. A writer notifies after its commit, and a listener for other processes; a notification
+promises nothing. Knows nothing of databases: each store says how it looks.
+"""
 
 from __future__ import annotations
 
@@ -224,8 +227,10 @@ class Notifier:
 
     @contextmanager
     def subscribe(self, topic: Topic, goal: int = 0) -> Iterator[_Subscription]:
-        """Subscribes to notifications of `topic` with at least the value `goal`. Enter before looking at the data: what
-        is committed between the look and the wait then ends the wait."""
+        """Subscribes to notifications of `topic` with at least the value `goal`.
+
+        Enter before looking at the data: what is committed between the look and the wait then ends the wait.
+        """
         subscription = _Subscription(goal)
         with self._lock:
             self._subscriptions[topic].add(subscription)

@@ -1,5 +1,9 @@
-"""Wire: how arguments and results of the store's methods travel between client and server, as msgpack or as JSON. All
-follows from the signatures of LightningStore: what is decoded and checked, and what OpenAPI says of it."""
+"""Wire: how arguments and results of the store's methods travel between client and server, as msgpack or as JSON.
+
+Driven by client.py, gateway/store_rpc.py and gateway/rest.py. All follows from the signatures of LightningStore: what is
+decoded and checked, and what OpenAPI says of it. In msgpack, calls travel as the codec packs them, with arrays of 32 bits
+for tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Files of spans and of chat JSON as episodes: a task, its model calls and what it earned. A file is JSON Lines or one
-JSON value, also gzipped. A broken row raises DataError, which names the line and the field; of spans only what is
-broken is lost."""
+"""Files of spans and of chat JSON as episodes: a task, its model calls and what it earned.
+
+A file is JSON Lines or one JSON value, also gzipped. OTLP/JSON holds spans of many traces in any order; they are gathered to
+the end of the file, and each trace is an episode. Any other value is a row of `FORMATS`. A broken row raises DataError,
+which names the line and the field; of spans only what is broken is lost.
+"""
 
 from __future__ import annotations
 
@@ -151,8 +154,10 @@ def _reward(value: Any) -> float | None:
 
 
 def conversation(messages: Sequence[JSON], tools: list[JSON] | None = None, model: str = "") -> list[ModelCall]:
-    """A call for each completion of a conversation, whose prompt is all before it. (system, user, assistant, tool,
-    assistant) are two calls. A completion with ``"weight": 0`` is not learned from."""
+    """A call for each completion of a conversation, whose prompt is all before it.
+
+    (system, user, assistant, tool, assistant) are two calls. A completion with ``"weight": 0`` is not learned from.
+    """
     plain = [{name: value for name, value in message.items() if name != "weight"} for message in messages]
     return [
         ModelCall(

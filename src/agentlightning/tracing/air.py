@@ -1,6 +1,9 @@
-"""AIR: automatic intermediate rewards, judged by declarative rules over the record of one attempt. The same calls and
-spans give the same rewards with the same ids, in whatever order spans came. A rule gives each call a number from 0 to
-1, or None where it has nothing to say (no tool was called), which earns nothing, as 0 does."""
+"""AIR: automatic intermediate rewards, judged by declarative rules over the record of one attempt.
+
+A worker drives it when an attempt ends (`runner.air`). The same calls and spans give the same rewards with the same ids, in
+whatever order spans came. A rule gives each call a number from 0 to 1, or None where it has nothing to say (no tool was
+called), which earns nothing, as 0 does. Pure: of a user's own rules it knows only the functions.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +52,11 @@ class Air:
 
     def rewards(self, calls: Sequence[Call], spans: Iterable[Span] = ()) -> list[Reward]:
         """The rewards that the calls of one attempt earned, by rule and call; a call that earned nothing has none.
-        calls: in the order they finished; those of a judge are none of the agent's, and one without an agent has the
-        one that its span is within. AgentError, which names the rule, where one of the user's own raises or gives
-        something else than a finite number."""
+
+        calls: in the order they finished; those of a judge are none of the agent's, and one without an agent has the one
+        that its span is within. AgentError, which names the rule, where one of the user's own raises or gives something
+        else than a finite number.
+        """
         spans = list(spans)
         calls = name_calls([call for call in calls if call.agent != JUDGE], spans)
 
@@ -89,8 +94,10 @@ class Air:
 
 
 def air_of(config: AirConfig, load: Callable[[str], CustomRule]) -> Air | None:
-    """The rules of a configuration; None where it has none. `load` finds a rule of the user's own. ConfigError where a
-    name is unknown, a budget is missing or has no effect, or a weight is 0."""
+    """The rules of a configuration; None where it has none. `load` finds a rule of the user's own.
+
+    ConfigError where a name is unknown, a budget is missing or has no effect, or a weight is 0.
+    """
     if not config.rules:
         return None
     own = {}

@@ -1,6 +1,8 @@
-"""SpanBuffer: the OpenTelemetry spans of one attempt that runs in this process, until they are delivered. The tracer
-fills it, from any thread; the worker empties it. Bounded: an agent that opens spans in an endless loop must not fill
-the worker's memory. Knows neither stores nor context variables."""
+"""SpanBuffer: the OpenTelemetry spans of one attempt that runs in this process, until they are delivered.
+
+The tracer fills it, from any thread; the worker empties it. Bounded: an agent that opens spans in an endless loop must not
+fill the worker's memory. Knows neither stores nor context variables.
+"""
 
 from __future__ import annotations
 

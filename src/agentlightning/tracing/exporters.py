@@ -63,9 +63,11 @@ class TraceExporter(AbstractAsyncContextManager["TraceExporter", None]):
 
 
 class OtlpHttpExporter(TraceExporter):
-    """An OTLP/HTTP endpoint (protobuf, gzip). headers: sent with every request. timeout_s: how long the collector may
-    be away. first_pause_s: between the first two tries; then it doubles, up to half a minute. A collector that asks for
-    a longer pause gets it."""
+    """An OTLP/HTTP endpoint (protobuf, gzip).
+
+    headers: sent with every request. timeout_s: how long the collector may be away. first_pause_s: between the first two
+    tries; then it doubles, up to half a minute. A collector that asks for a longer pause gets it.
+    """
 
     def __init__(
         self, url: str, headers: Mapping[str, str], timeout_s: float = 300.0, first_pause_s: float = 1.0

@@ -1,6 +1,11 @@
 """Frameworks: which agent of a system is at work, asked of the framework that runs it, and what its own spans mean.
-Reading them at the moment of a model call costs about a microsecond, where an instrumentation builds spans for every
-step. Imports no framework: one that is not loaded runs no agent."""
+
+Frameworks keep the agent, node or role whose code runs in context variables of their own. Reading them at the moment of a
+model call costs about a microsecond, where an instrumentation builds spans for every step. Driven by `propagation.py`, for
+each request to the gateway, and by `buffer.py`, for each span. One class per framework: those below, and any subclass of
+`FrameworkAdapter` that an agent's code defines or a package announces. Imports no framework: one that is not loaded runs no
+agent.
+"""
 
 from __future__ import annotations
 
@@ -180,9 +185,11 @@ INSTRUMENTORS = ("openinference_instrumentor", "opentelemetry_instrumentor")
 
 
 def find_instrumentations(names: Iterable[str]) -> list[EntryPoint]:
-    """The instrumentations of these names: of an entry point (langchain), or of the package that has it, where two
-    packages instrument the same framework (opentelemetry-instrumentation-langchain). Imports none of them. ConfigError
-    names the one that is not installed, with the packages that would have it."""
+    """The instrumentations of these names: of an entry point (langchain), or of the package that has it, where two packages
+    instrument the same framework (opentelemetry-instrumentation-langchain). Imports none of them.
+
+    ConfigError names the one that is not installed, with the packages that would have it.
+    """
     installed = [entry for group in INSTRUMENTORS for entry in entry_points(group=group)]
     return [_one(name, installed) for name in names]
 

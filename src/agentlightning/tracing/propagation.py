@@ -1,7 +1,9 @@
 """HTTP clients: requests to the gateway say which agent makes them and within which span, whatever library sends them.
-It reaches every client of httpx, httpx2 and aiohttp, and all that stands on the standard library's http.client
-(requests, urllib3, urllib): those that an agent was given and those that it or its framework builds. Requests to any
-other host are left as they are, and so is what an agent says of itself."""
+
+A worker installs `ContextPropagator` once in its process. It reaches every client of httpx, httpx2 and aiohttp, and all that
+stands on the standard library's http.client (requests, urllib3, urllib): those that an agent was given and those that it or
+its framework builds. Requests to any other host are left as they are, and so is what an agent says of itself.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def context_headers() -> dict[str, str]:
 
 class ContextPropagator:
     """Adds `context_headers` to requests for one server, whatever library of this process sends them, from `install` to
-    `remove`. server_url: the gateway, as agents reach it."""
+    `remove`.
+
+    server_url: the gateway, as agents reach it.
+    """
 
     def __init__(self, server_url: str) -> None:
         parts = urlsplit(server_url)

@@ -1,6 +1,8 @@
 """Tool uses and agents of the calls of an attempt: the tools that each call led to, and its agent where it named none.
-AIR drives it over the whole record of one attempt. What a tool gave stands in the messages of a later call, in a span,
-in both, or in neither; what stands in both is one use. A span is somebody else's data: nothing here raises on it."""
+
+AIR drives it over the whole record of one attempt. What a tool gave stands in the messages of a later call, in a span, in
+both, or in neither; what stands in both is one use. A span is somebody else's data: nothing here raises on it.
+"""
 
 from __future__ import annotations
 
@@ -99,8 +101,10 @@ def call_steps(
     error_pattern: re.Pattern[str] | None = None,
 ) -> list[CallStep]:
     """The calls of one attempt, in the order they finished, with what came of each. The order of `spans` means nothing.
-    user_replies: a user message that follows a completion without tool calls is the reply of a tool that is called in
-    text. error_pattern: what the text of a failed tool's result matches somewhere; None: begins as `FAILED` says."""
+
+    user_replies: a user message that follows a completion without tool calls is the reply of a tool that is called in text.
+    error_pattern: what the text of a failed tool's result matches somewhere; None: begins as `FAILED` says.
+    """
     found = _Steps(calls, error_pattern)
     for step in found.steps:
         found.read_messages(step, user_replies)

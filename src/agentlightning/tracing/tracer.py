@@ -1,6 +1,9 @@
-"""Tracer: OpenTelemetry spans that agents of this process make find their attempt, and know whose agent's they are. A
-span belongs to the attempt in whose context it starts, else to that of the span around it, so that threads which were
-only given an OpenTelemetry context are covered, too."""
+"""Tracer: OpenTelemetry spans that agents of this process make find their attempt, and know whose agent's they are.
+
+A worker makes one and installs it once the agent's code is loaded. A span belongs to the attempt in whose context it starts,
+else to that of the span around it, so that threads which were only given an OpenTelemetry context are covered, too. Imported
+once OpenTelemetry's SDK is there; knows neither stores nor frameworks.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Causes of a low reward that a sample of rollouts shows by itself, each as a sentence with what to change. `agl check`
-says them. Pure: knows rollouts and their calls, no store and no model."""
+"""Causes of a low reward that a sample of rollouts shows by itself, each as a sentence with what to change.
+
+`agl check` says them. Pure: knows rollouts and their calls, no store and no model.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Run an agent without training its model: to check it, to evaluate it, or to record rollouts for offline training.
-Driven by ``agl check``, ``agl eval`` and ``agl record``."""
+
+Driven by ``agl check``, ``agl eval`` and ``agl record``.
+"""
 
 from __future__ import annotations
 
@@ -345,8 +347,10 @@ class RecordResult:
 async def record_rollouts(
     config: Config, folder: RunFolder, progress: Progress, per_task: int, most_tasks: int | None = None
 ) -> RecordResult:
-    """Run the agent `per_task` times on each training task, on the first `most_tasks` of them. Raises NoCallsError
-    where no rollout reached the gateway."""
+    """Run the agent `per_task` times on each training task, on the first `most_tasks` of them.
+
+    Raises NoCallsError where no rollout reached the gateway.
+    """
     config = await with_environment(config, folder, progress, ["train"])
     rows, attempts = _tasks(config, _source(config, "train"), most_tasks), config.agent.max_attempts
     new = rollouts_of(

@@ -103,8 +103,10 @@ class RunFolder:
                 sync(named)
 
     def changed_files(self, files: Mapping[str, Path]) -> list[str]:
-        """A sentence for each file that settings name and that was changed since the last call, which keeps their
-        hashes. They may be changed, as a failed run is mended by mending its code; who goes on must know."""
+        """A sentence for each file that settings name and that was changed since the last call, which keeps their hashes.
+
+        They may be changed, as a failed run is mended by mending its code; who goes on must know.
+        """
         kept = self.path / "files.json"
         last: JSON = orjson.loads(kept.read_bytes()) if kept.exists() else {}
         now = {str(file): file_hash(file) for file in files.values()}
@@ -216,8 +218,10 @@ def checkpoint_folders(checkpoint: Path, policies: Sequence[str]) -> dict[str, P
 
 
 def export_policy(checkpoint: Path, to: Path, policy: str | None = None) -> Path:
-    """Copy a policy of a checkpoint as a plain transformers folder, without the learner's state; returns `to`. policy:
-    by name, where the checkpoint holds several. ConfigError where `to` is not empty."""
+    """Copy a policy of a checkpoint as a plain transformers folder, without the learner's state; returns `to`.
+
+    policy: by name, where the checkpoint holds several. ConfigError where `to` is not empty.
+    """
     found, one = policies_in(checkpoint), policy or ""
     if one not in found:  # the only policy of a run has no name there
         given = f"{one!r} is none of the run's policies" if one else "the run has several policies"
@@ -279,9 +283,11 @@ class Fingerprint:
 
 
 def take_fingerprint(config: Config, tasks: Sequence[JSON]) -> Fingerprint:
-    """Takes the fingerprint of a run with these training tasks; of offline training, its runs are the data. Imports
-    nothing. The code is every file that settings name, but for tasks that are no code; of a command, the files among
-    its words. Modules that they import are not part of it."""
+    """Takes the fingerprint of a run with these training tasks; of offline training, its runs are the data. Imports nothing.
+
+    The code is every file that settings name, but for tasks that are no code; of a command, the files among its words.
+    Modules that they import are not part of it.
+    """
     table = {name: value for name, value in run_record(config).items() if name != "store"}
     files = named_files(config).items()
     code = {name: file_hash(path) for name, path in files if path.suffix == ".py" or not name.startswith("data.")}

@@ -1,6 +1,9 @@
-"""Checkpoints: saved, recorded, found again, deleted and registered as model versions. They lie in the run's folder
-and, where one is configured, at a URL. A checkpoint in the store is whole at its place; one at a URL is copied into the
-run's folder of this host before anybody reads it."""
+"""Checkpoints: saved, recorded, found again, deleted and registered as model versions.
+
+They lie in the run's folder and, where one is configured, at a URL. The training loop drives it, and whoever needs a run's
+last weights. A checkpoint in the store is whole at its place; one at a URL is copied into the run's folder of this host
+before anybody reads it.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,11 @@ async def save_checkpoint(
     settings: TrainerConfig,
     policies: Sequence[str] = (DEFAULT_POLICY,),
 ) -> Checkpoint:
-    """Save weights and learner state, then record them: a checkpoint in the store is whole and on the disk, or at its
-    URL. Keeps the last `settings.keep_checkpoints`, and those of model versions that are in use. Killed before the
-    record, the next save of this step does it again."""
+    """Save weights and learner state, then record them: a checkpoint in the store is whole and on the disk, or at its URL.
+
+    Keeps the last `settings.keep_checkpoints`, and those of model versions that are in use. Killed before the record, the
+    next save of this step does it again.
+    """
     path = (folder.path / "checkpoints" / _name(step)).resolve()
     for policy, one in checkpoint_folders(path, policies).items():
         await engine.save(one, policy)
@@ -105,8 +110,10 @@ async def _in_use(store: LightningStore, run_id: str, steps: set[int]) -> set[in
 
 async def last_checkpoint(store: LightningStore, folder: RunFolder) -> Checkpoint | None:
     """The newest checkpoint that is as it was written, with the path of its folder on this host; None before the first.
-    One at a URL is copied into the run's folder where it is not there. One that a power cut or a disk has damaged is
-    passed over with a warning. NotFoundError where no one is whole."""
+
+    One at a URL is copied into the run's folder where it is not there. One that a power cut or a disk has damaged is passed
+    over with a warning. NotFoundError where no one is whole.
+    """
     recorded = await store.checkpoints(folder.run_id)
     damaged = []
     for checkpoint in reversed(recorded):
@@ -166,8 +173,10 @@ Z = statistics.NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registrar:
-    """Registers the recorded checkpoints of one run as model versions of each policy, with what made them. A version is
-    registered once, however often a trainer is killed, and never before its weights are whole."""
+    """Registers the recorded checkpoints of one run as model versions of each policy, with what made them.
+
+    A version is registered once, however often a trainer is killed, and never before its weights are whole.
+    """
 
     store: LightningStore
     config: Config
@@ -242,8 +251,10 @@ class Registrar:
 
 
 def weights_of(checkpoint: Checkpoint, folder: Path, alias: str = "") -> JSON:
-    """The weights of a saved policy, as a version has them: where they are, what they are known by, and how large they
-    are. folder: of the policy, here. alias: its name where the checkpoint has several. Raises OSError."""
+    """The weights of a saved policy, as a version has them: where they are, what they are known by, and how large they are.
+
+    folder: of the policy, here. alias: its name where the checkpoint has several. Raises OSError.
+    """
     url, at_url, _ = checkpoint.path.partition(HASH)
     manifest, learners = folder / MANIFEST, (LEARNER_STATE, LEARNER_FOLDER, MANIFEST)
     files = [path for path in folder.rglob("*") if path.is_file() and path.relative_to(folder).parts[0] not in learners]

@@ -1,6 +1,9 @@
-"""Credit inputs: data that a credit rule needs besides the step's groups: earlier steps from the store, a judge's
-scores, the returns of forks. What it gathers is recorded, so that a step that is executed again gathers the same and
-pays nothing."""
+"""Credit inputs: data that a credit rule needs besides the step's groups: earlier steps from the store, a judge's scores,
+the returns of forks.
+
+The step planner drives it before the algorithm plans. What it gathers is recorded, so that a step that is executed again
+gathers the same and pays nothing. A further input is a name in a rule's `needs`, a field of `Evidence` and a method here.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Defaults that depend on model, machine and algorithm: what a configuration leaves open, chosen when a run starts. The
-one place where such values stand. `Training` and the check say what was chosen and why; the run's recorded
-configuration holds it, so that a resumed run goes on with the same."""
+"""Defaults that depend on model, machine and algorithm: what a configuration leaves open, chosen when a run starts.
+
+The one place where such values stand. `Training` and the check say what was chosen and why; the run's recorded
+configuration holds it, so that a resumed run goes on with the same.
+"""
 
 from __future__ import annotations
 

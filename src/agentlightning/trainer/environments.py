@@ -1,6 +1,7 @@
-"""An environment's tasks, made and checked by a process of the Python that has its package, and kept in the run's
-folder. From there on the run has two files of tasks and a function agent, and nothing else knows that there is an
-environment."""
+"""An environment's tasks, made and checked by a process of the Python that has its package, and kept in the run's folder.
+
+From there on the run has two files of tasks and a function agent, and nothing else knows that there is an environment.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +30,11 @@ VAL_TASKS = 100
 async def with_environment(
     config: Config, folder: RunFolder, progress: Progress, splits: Collection[Split] = ("train", "val")
 ) -> Config:
-    """The configuration with the environment's agent and the files of its tasks, of these splits; `progress` is told
-    what their check found. ConfigError for an environment that is not there or not installed; DataError where its tasks
-    cannot be trained on."""
+    """The configuration with the environment's agent and the files of its tasks, of these splits; `progress` is told what
+    their check found.
+
+    ConfigError for an environment that is not there or not installed; DataError where its tasks cannot be trained on.
+    """
     if config.env is None:
         return config
     name = _name(config.env)
@@ -58,8 +61,10 @@ async def with_environment(
 
 
 async def make_tasks(env: EnvConfig, arguments: list[str]) -> JSON:
-    """The rows by split, and warnings, of ``python -m agentlightning.environments NAME arguments…``. ConfigError or
-    DataError with the child's sentence."""
+    """The rows by split, and warnings, of ``python -m agentlightning.environments NAME arguments…``.
+
+    ConfigError or DataError with the child's sentence.
+    """
     name = _name(env)
     process = await asyncio.create_subprocess_exec(
         interpreter(name.kind, env.python),

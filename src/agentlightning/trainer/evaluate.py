@@ -1,6 +1,8 @@
 """Evaluate: held-out success of a policy, greedy and at temperature 1, or of an external model, as the agent asks it.
-Evaluation rollouts are ordinary rollouts of mode `eval`: the gateway samples them as their `sampling` says, whatever
-the agent asks for, and no training step can consume them."""
+
+Evaluation rollouts are ordinary rollouts of mode `eval`: the gateway samples them as their `sampling` says, whatever the
+agent asks for, and no training step can consume them.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,11 @@ async def run_held_out(
     retry: RetryPolicy,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Rollout]:
-    """One finished rollout per row. Raises NoCallsError where no rollout reached the gateway, AgentError where every
-    one failed: a 0 would look like a result."""
+    """One finished rollout per row.
+
+    Raises NoCallsError where no rollout reached the gateway, AgentError where every one failed: a 0 would look like a
+    result.
+    """
     before, rollouts = await collector.begin(), list[Rollout]()
     for replica in count():
         rollouts = await collector.collect(

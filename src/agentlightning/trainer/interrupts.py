@@ -1,5 +1,7 @@
-"""Interrupts: long work that ends early, because of Ctrl-C, of a signal, or of a watch that fails. `Trainer` and the
-command line run all long work by it, so that a script, a notebook and a terminal end a run alike."""
+"""Interrupts: long work that ends early, because of Ctrl-C, of a signal, or of a watch that fails.
+
+`Trainer` and the command line run all long work by it, so that a script, a notebook and a terminal end a run alike.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ T = TypeVar("T")
 
 
 def run_interruptible(work: Callable[[], Coroutine[Any, Any, T]], *interrupts: Callable[[], object]) -> T:
-    """Run a coroutine in a thread of its own; returns what it returns. Each Ctrl-C, SIGTERM or SIGHUP calls one of
-    `interrupts`, then cancels, then raises KeyboardInterrupt here. A signal that the program handles or ignores itself
-    is left to it."""
+    """Run a coroutine in a thread of its own; returns what it returns.
+
+    Each Ctrl-C, SIGTERM or SIGHUP calls one of `interrupts`, then cancels, then raises KeyboardInterrupt here. A signal
+    that the program handles or ignores itself is left to it.
+    """
     outcome: Future[T] = Future()
     left = [*interrupts]
 
@@ -76,8 +80,10 @@ async def run_watched(work: Coroutine[Any, Any, T], *watches: Awaitable[object])
 
 @contextlib.contextmanager
 def _signals_call(handler: Callable[..., None]) -> Iterator[None]:
-    """Meanwhile signals that would end the program call this, one also while it runs; only a main thread can ask for
-    it. Raising KeyboardInterrupt instead would cut short what the signal before began."""
+    """Meanwhile signals that would end the program call this, one also while it runs; only a main thread can ask for it.
+
+    Raising KeyboardInterrupt instead would cut short what the signal before began.
+    """
     main = threading.current_thread() is threading.main_thread()
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main}
     ours = [one for one, handled in before.items() if handled in (signal.SIG_DFL, signal.default_int_handler)]

@@ -1,6 +1,8 @@
 """Trajectories of a training step, read from the store once for all policies that learn from them, and counted.
-`step.py` drives it, and whatever looks back at earlier steps. What the first reading found is written into the step's
-list when it opens (`ConsumedInputs`) and counts from then on, whatever comes later. Knows nothing of algorithms."""
+
+`step.py` drives it, and whatever looks back at earlier steps. What the first reading found is written into the step's list
+when it opens (`ConsumedInputs`) and counts from then on, whatever comes later. Knows nothing of algorithms.
+"""
 
 from __future__ import annotations
 
@@ -164,8 +166,10 @@ def with_failures(rollouts: Sequence[Rollout], on_failure: Literal["drop", "zero
 async def read_inputs(
     store: LightningStore, rollouts: Sequence[Rollout], fixed: Mapping[str, ConsumedInputs]
 ) -> StepInputs:
-    """The records of these rollouts: those that are `fixed`, and of other rollouts all that is there now. ConflictError
-    where one that is fixed is not recorded any more."""
+    """The records of these rollouts: those that are `fixed`, and of other rollouts all that is there now.
+
+    ConflictError where one that is fixed is not recorded any more.
+    """
     ids = [rollout.id for rollout in rollouts]
     recorded, rewards = by_attempt(await store.calls(ids)), by_attempt(await store.rewards(ids))
     unread = [call for calls in recorded.values() for call in calls if call.rollout_id not in fixed]

@@ -1,8 +1,10 @@
-"""The training loop: collect, update, publish, evaluate, checkpoint; and resume at any line of it. What makes it safe
-to kill: rollouts are enqueued under names that depend on their groups' numbers alone, a step's ordered list is written
-before its updates, and a checkpoint is recorded after its files are whole. After a crash, also of a learner, the loop
-goes back to the last checkpoint and executes the later steps again from their stored lists: nothing is sampled
-again."""
+"""The training loop: collect, update, publish, evaluate, checkpoint; and resume at any line of it.
+
+`training.py` hands it everything it uses. What makes it safe to kill: rollouts are enqueued under names that depend on their
+groups' numbers alone, a step's ordered list is written before its updates, and a checkpoint is recorded after its files are
+whole. After a crash, also of a learner, the loop goes back to the last checkpoint and executes the later steps again from
+their stored lists: nothing is sampled again. `offline.py` derives its loop from the one here.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Weights of model versions: a model setting that names one, and exports for other programs. Driven by the command line
-and `Trainer`, before a run starts. Knows what saved folders hold, nothing of engines."""
+"""Weights of model versions: a model setting that names one, and exports for other programs.
+
+Driven by the command line and `Trainer`, before a run starts. Knows what saved folders hold, nothing of engines.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ GGUF_PROGRAMS = ("convert_hf_to_gguf.py", "convert_hf_to_gguf", "convert-hf-to-g
 
 
 def with_versions(config: Config, runs: Path) -> Config:
-    """The configuration with the folder of each model version that model.path, or a policy's model, names. The version
-    is that of now: a run keeps it, however its alias moves. NotFoundError where there is no such version."""
+    """The configuration with the folder of each model version that model.path, or a policy's model, names.
+
+    The version is that of now: a run keeps it, however its alias moves. NotFoundError where there is no such version.
+    """
     named = {"": config.model.path} | {alias: one.model or "" for alias, one in config.policies.items()}
     wanted = {alias: text for alias, text in named.items() if is_reference(text) and not Path(text).exists()}
     if not wanted:
@@ -127,8 +131,10 @@ FETCHED = "models"
 
 
 async def version_folder(version: ModelVersion, runs: Path) -> Path:
-    """A whole transformers folder; one at the URL of an object store is copied to `runs` once. NotFoundError where the
-    weights are deleted, damaged, others than were registered, or on another host."""
+    """A whole transformers folder; one at the URL of an object store is copied to `runs` once.
+
+    NotFoundError where the weights are deleted, damaged, others than were registered, or on another host.
+    """
     if version.deleted:
         raise NotFoundError(f"{version.reference}: its weights were deleted")
     url, known = str(version.weights["url"]), str(version.weights.get("manifest_hash") or "")

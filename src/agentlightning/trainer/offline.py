@@ -1,7 +1,9 @@
-"""Offline training: batches of recorded rollouts, updates, held-out loss, checkpoints, resume. What makes it safe to
-kill: the examples, chosen once among the finished training rollouts of the source runs, are written to the run's folder
-before the first update and count from then on, and each step's batch follows from them, the seed and the step's number
-alone."""
+"""Offline training: batches of recorded rollouts, updates, held-out loss, checkpoints, resume.
+
+`training.py` hands it everything it uses. No agent runs but for evaluations. What makes it safe to kill: the examples,
+chosen once among the finished training rollouts of the source runs, are written to the run's folder before the first update
+and count from then on, and each step's batch follows from them, the seed and the step's number alone.
+"""
 
 from __future__ import annotations
 
@@ -80,9 +82,11 @@ class OfflineDataset:
         return chosen
 
     async def choose(self) -> list[Example]:
-        """Look at every rollout and choose. NotFoundError where a source run does not exist, ConfigError where it was
-        recorded with another tokenizer or where the settings choose nothing, DataError where it holds nothing that can
-        be learned from."""
+        """Look at every rollout and choose.
+
+        NotFoundError where a source run does not exist, ConfigError where it was recorded with another tokenizer or where
+        the settings choose nothing, DataError where it holds nothing that can be learned from.
+        """
         candidates: list[Candidate] = []
         left_out: Counter[str] = Counter()
         for run_id in self.sources:

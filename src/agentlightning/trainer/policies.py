@@ -1,6 +1,8 @@
-"""Policies: which policies a run trains, each with the configuration that it would have alone, and how they are
-published. Without ``[policies.NAME]`` tables there is one, `default`, whose configuration is the run's own. All
-policies of a run are published together, so that they always have the same version number."""
+"""Policies: which policies a run trains, each with the configuration that it would have alone, and how they are published.
+
+The trainer, the loop and the check use it. Without ``[policies.NAME]`` tables there is one, `default`, whose configuration
+is the run's own. All policies of a run are published together, so that they always have the same version number.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +78,11 @@ class TrainedPolicy:
 
 def schedule_configs(config: Config) -> list[tuple[int, Config]]:
     """The first step and the configuration of each part of the schedule: [algorithm], then the entries of
-    ``[[algorithm.schedule]]``, each of which replaces settings of [algorithm] one by one until the next one. An entry
-    of another `type` has none of [algorithm]'s settings. ConfigError where an entry is none."""
+    ``[[algorithm.schedule]]``, each of which replaces settings of [algorithm] one by one until the next one.
+
+    An entry of another `type` has none of [algorithm]'s settings.
+    ConfigError where an entry is none.
+    """
     base = {name: value for name, value in config.algorithm.items() if name != "schedule"}
     found = [(1, config.model_copy(update={"algorithm": base}))]
     entries = config.algorithm.get("schedule", [])
@@ -109,8 +114,10 @@ def schedule_configs(config: Config) -> list[tuple[int, Config]]:
 
 def policy_configs(config: Config) -> dict[str, Config]:
     """By alias, the configuration of each trained policy as if it were alone; none where agents ask an external model.
-    A policy's own algorithm and engine settings replace those of the run one by one. ConfigError, with the policy's
-    name, where the result is none."""
+
+    A policy's own algorithm and engine settings replace those of the run one by one. ConfigError, with the policy's name,
+    where the result is none.
+    """
     if "schedule" in config.algorithm and not config.algorithm["schedule"]:
         raise ConfigError("algorithm.schedule: expected at least one entry; leave it out")
     if config.agent_model is not None:
@@ -131,9 +138,11 @@ def policy_configs(config: Config) -> dict[str, Config]:
 
 
 def opponent_configs(config: Config) -> dict[str, Config]:
-    """By alias, the configuration by which each policy that is never trained is sampled. Its engine has the settings of
-    [engine] that are not of learning, those of the policy that it is a snapshot of where it is one, and its own.
-    ConfigError where the result is none."""
+    """By alias, the configuration by which each policy that is never trained is sampled.
+
+    Its engine has the settings of [engine] that are not of learning, those of the policy that it is a snapshot of where it
+    is one, and its own. ConfigError where the result is none.
+    """
     found = {}
     for alias, own in config.policies.items():
         if own.trains:

@@ -1,6 +1,8 @@
-"""Probe: pass rates of the starting model, tried by `agl check --attempts` and kept in its run, which training reads
-again. The training loop asks for it before the first draw of tasks, and writes down which one it took: a run that
-resumes takes the same, whatever was checked meanwhile."""
+"""Probe: pass rates of the starting model, tried by `agl check --attempts` and kept in its run, which training reads again.
+
+The training loop asks for it before the first draw of tasks, and writes down which one it took: a run that resumes takes the
+same, whatever was checked meanwhile.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Processes: everything that runs beside the trainer for one run, started and ended together. The trainer, the
-evaluation and the check use it. It knows which process needs what; not what any of them does."""
+"""Processes: everything that runs beside the trainer for one run, started and ended together.
+
+The trainer, the evaluation and the check use it. It knows which process needs what; not what any of them does.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,11 @@ log = logging.getLogger(__name__)
 
 
 class Processes:
-    """The processes of one run, started and ended together: server, store client, engine, workers. With an external
-    model there are no engine and no policies; with a store at ``http://…`` no server is started. Making one starts
-    nothing: it raises ModelError, MissingExtraError or ConfigError where something is missing."""
+    """The processes of one run, started and ended together: server, store client, engine, workers.
+
+    With an external model there are no engine and no policies; with a store at ``http://…`` no server is started. Making
+    one starts nothing: it raises ModelError, MissingExtraError or ConfigError where something is missing.
+    """
 
     store: LightningStore
     engine: Engine
@@ -352,8 +356,10 @@ async def record_run_status(
 
 @asynccontextmanager
 async def worker_token(store: LightningStore, run_id: str) -> AsyncIterator[str]:
-    """The secret of a token for workers of this run, until they have ended. It does not expire, since a run may last
-    for weeks. Those of a trainer that was killed are revoked first."""
+    """The secret of a token for workers of this run, until they have ended.
+
+    It does not expire, since a run may last for weeks. Those of a trainer that was killed are revoked first.
+    """
     for token in await store.tokens(run_id):
         if token.name == WORKERS and token.role == "worker" and token.revoked_ns is None:
             await store.revoke_token(token.id)

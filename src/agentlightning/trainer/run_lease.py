@@ -1,7 +1,9 @@
-"""RunLease: one trainer of a run at a time, also where hosts that share no folder share its store; and a process's work
-on a run, begun, resumed and ended. The lease is an entry of the run's summary that its trainer changes every few
-seconds; who wants to train the run looks whether it changes, and who finds another's in its place ends. No host's clock
-is compared with another's."""
+"""RunLease: one trainer of a run at a time, also where hosts that share no folder share its store; and a process's work on
+a run, begun, resumed and ended.
+
+The lease is an entry of the run's summary that its trainer changes every few seconds; who wants to train the run looks
+whether it changes, and who finds another's in its place ends. No host's clock is compared with another's.
+"""
 
 from __future__ import annotations
 

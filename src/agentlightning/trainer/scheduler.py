@@ -1,7 +1,13 @@
 """Scheduler: which groups of rollouts are queued and run ahead of the trainer, and which of them a training step takes.
-Groups are named after their number in the order of the tasks, so what a killed trainer had queued is found again by
-name; which of them were consumed stands in the store. Taken in the order in which they were queued, all of these are
-consumed by step s + max_staleness: nothing can become staler than the bound."""
+
+The training loop drives it. Groups are named after their number in the order of the tasks, so what a killed trainer had
+queued is found again by name; which of them were consumed stands in the store. With rollouts = "tree" a group is enqueued in
+parts: its roots first, then forks of those that have finished.
+
+At the start of step s, groups are queued until those of max_staleness + 1 steps are outstanding. Taken in the order in which
+they were queued, all of these are consumed by step s + max_staleness: nothing can become staler than the bound. With the
+bound 0 a step queues its own groups and waits for them all: synchronous training.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +62,10 @@ class RolloutCollector:
     async def collect(
         self, wanted: Sequence[NewRollout], on_progress: Callable[[int, int], None] = lambda done, total: None
     ) -> list[Rollout]:
-        """Enqueue `wanted` and return its rollouts, finished, in the order given. StoreError where nothing finishes
-        because the store cannot be written any more."""
+        """Enqueue `wanted` and return its rollouts, finished, in the order given.
+
+        StoreError where nothing finishes because the store cannot be written any more.
+        """
         await self.begin()
         rollouts: list[Rollout] = []
         for start in range(0, len(wanted), ENQUEUE_BATCH):
@@ -122,8 +130,10 @@ def nothing_to_learn(rollouts: Sequence[Rollout]) -> bool:
 
 
 def check_calls_recorded(rollouts: Sequence[Rollout]) -> str | None:
-    """A sentence about rollouts that succeeded without one recorded call; None where every one has calls. Raises
-    NoCallsError, with the likely cause, where no rollout at all has a recorded call: there is nothing to learn from."""
+    """A sentence about rollouts that succeeded without one recorded call; None where every one has calls.
+
+    Raises NoCallsError, with the likely cause, where no rollout at all has a recorded call: there is nothing to learn from.
+    """
     succeeded = [rollout for rollout in rollouts if rollout.state == "succeeded"]
     silent = [rollout for rollout in succeeded if rollout.calls == 0]
     if not silent:
@@ -166,8 +176,10 @@ class Staleness:
     """Those whose weights are exchanged: others, opponents of the run, count versions of their own. None: all."""
 
     def of(self, trajectory: Trajectory) -> int:
-        """Steps between the weights of its oldest token and those that it updates; 0 where it has no token. In step 5,
-        which updates the weights of step 4, a rollout that began under the weights of step 2 has staleness 2."""
+        """Steps between the weights of its oldest token and those that it updates; 0 where it has no token.
+
+        In step 5, which updates the weights of step 4, a rollout that began under the weights of step 2 has staleness 2.
+        """
         return max((self.step - 1 - self.versions.step_of(one) for one in self._versions(trajectory)), default=0)
 
     def began_too_early(self, time_ns: int) -> bool:
@@ -214,11 +226,13 @@ class TreeSampler:
     seed: int
 
     async def next_round(self, group: Sequence[Rollout], independent: Sequence[NewRollout]) -> list[NewRollout]:
-        """The rollouts that the trees of a group get next, none where they still run or are complete. group: what was
-        enqueued of it. independent: the whole group as it would be without trees, by replica. A tree is forked after
-        calls that were sampled for one of its rollouts that succeeded and that others followed, chosen at random, each
-        once before any a second time (Tree-GRPO, arXiv 2509.21240, section 3.1, has nodes chosen at random). Where it
-        has none, as of an agent that makes one call, its place is taken by an independent rollout."""
+        """The rollouts that the trees of a group get next, none where they still run or are complete.
+
+        group: what was enqueued of it. independent: the whole group as it would be without trees, by replica. A tree is
+        forked after calls that were sampled for one of its rollouts that succeeded and that others followed, chosen at
+        random, each once before any a second time (Tree-GRPO, arXiv 2509.21240, section 3.1, has nodes chosen at random).
+        Where it has none, as of an agent that makes one call, its place is taken by an independent rollout.
+        """
         known = {one.replica: one for one in group}
         growing: dict[int, list[int]] = {}
         """By tree, the replicas of its next round."""
@@ -402,9 +416,11 @@ class GroupScheduler:
         self._order = TaskOrder(len(self.tasks), 1, self.trainer.seed)
 
     async def take(self, step: int, staleness: Staleness | None, on_progress: OnProgress) -> StepBatch:
-        """The groups of a training step, complete. `staleness` is given where the bound is above 0. Queues as many as
-        may run ahead before it waits. At the start of a process it first takes the rollouts that ended the process
-        before, because nothing could be learned from them."""
+        """The groups of a training step, complete. `staleness` is given where the bound is above 0.
+
+        Queues as many as may run ahead before it waits. At the start of a process it first takes the rollouts that ended
+        the process before, because nothing could be learned from them.
+        """
         batch, self._step = StepBatch(), step
         if not self._read:
             await self._find()
@@ -459,8 +475,10 @@ class GroupScheduler:
         self._read = True
 
     def _spent(self) -> list[Rollout]:
-        """Finished groups that nothing can be learned from, where the whole next step consists of them. They ended the
-        process before; a resumed run samples others in their place."""
+        """Finished groups that nothing can be learned from, where the whole next step consists of them.
+
+        They ended the process before; a resumed run samples others in their place.
+        """
         ready = self._ready(self.trainer.tasks_per_step) or []
         if not ready or not nothing_to_learn([rollout for group in ready for rollout in group.rollouts]):
             return []

@@ -1,5 +1,7 @@
-"""Configured algorithms: which one each policy learns by, from which step on, and whether they go together. The
-trainer, the check and ``agl optimize`` ask before anything starts. It reads a configuration and starts nothing."""
+"""Configured algorithms: which one each policy learns by, from which step on, and whether they go together.
+
+The trainer, the check and ``agl optimize`` ask before anything starts. It reads a configuration and starts nothing.
+"""
 
 from __future__ import annotations
 
@@ -184,8 +186,10 @@ def check_fit(algorithm: LightningRL, config: Config) -> None:
 
 
 def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
-    """The algorithms that each policy learns by, with their first steps. ConfigError for a setting that is unknown,
-    wrong, or too much for the configured engine, in any part of a schedule."""
+    """The algorithms that each policy learns by, with their first steps.
+
+    ConfigError for a setting that is unknown, wrong, or too much for the configured engine, in any part of a schedule.
+    """
     schedules: dict[str, list[ScheduledAlgorithm]] = {}
     for alias, own in policy_configs(config).items():
         with of_policy(alias, config):

@@ -1,5 +1,8 @@
-"""Serving: a run whose model is served as it is and not trained. The check, the evaluation and the recording of
-rollouts use it, each with a run of its own; forks of a finished run are executed in that run."""
+"""Serving: a run whose model is served as it is and not trained.
+
+The check, the evaluation and the recording of rollouts use it, each with a run of its own; forks of a finished run are
+executed in that run.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ async def serve_model(
     config: Config, folder: RunFolder, progress: Progress, name: str, beside: Processes | None = None
 ) -> AsyncIterator[tuple[RolloutCollector, Processes]]:
     """Makes the run, serves the model's weights as they are, and starts the workers; the run ends with the block.
-    beside: the processes of another such block, whose server serves this run, too."""
+
+    beside: the processes of another such block, whose server serves this run, too.
+    """
 
     async def register(store: LightningStore) -> None:
         await store.create_run(name, run_record(config), folder.run_id)
@@ -75,8 +80,11 @@ async def serve_model(
 
 async def execute_waiting(config: Config, folder: RunFolder, progress: Progress, step: int) -> list[Rollout]:
     """Execute the rollouts that wait in a finished run, by the weights that `config` names, which are those of `step`.
-    Returns them, finished. The run stays finished, whatever happens. ConflictError where the run is not finished, or
-    where another process works on it."""
+
+    Returns them, finished. The run stays finished, whatever happens.
+
+    ConflictError where the run is not finished, or where another process works on it.
+    """
     with folder.held():
         # A folder of its own, since the run's holds what a later training would go on with.
         own = RunFolder(folder.path / "executions", folder.run_id)

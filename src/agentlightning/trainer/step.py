@@ -1,6 +1,9 @@
-"""Step: what the policies of a run learn from a training step's rollouts, and the updates that follow. The training
-loop drives it: Each policy sees the whole rollouts and learns from its own calls, by its own algorithm. The same
-rollouts, step and weights give the same plans and updates, so a step can be executed again after a crash."""
+"""Step: what the policies of a run learn from a training step's rollouts, and the updates that follow.
+
+The training loop drives it: `load`, `plan`, then `update`. Each policy sees the whole rollouts and learns from its own
+calls, by its own algorithm. With several policies, metrics of one stand under ``policies/ALIAS/``. The same rollouts, step
+and weights give the same plans and updates, so a step can be executed again after a crash.
+"""
 
 from __future__ import annotations
 
@@ -116,9 +119,12 @@ def named_rows(rows: Sequence[TrainingSequence]) -> dict[tuple[str, int], Traini
 
 
 def _over_updates(updates: Sequence[Metrics]) -> Metrics:
-    """Means over the optimizer updates of a step that were made; the largest ratio, and sums of the tokens that the
-    learner computed and of the updates that it skipped. sampler_gap is the divergence from the sampler before the first
-    update, when only their arithmetic and stale weights set them apart."""
+    """Means over the optimizer updates of a step that were made; the largest ratio, and sums of the tokens that the learner
+    computed and of the updates that it skipped.
+
+    sampler_gap is the divergence from the sampler before the first update, when only their arithmetic and stale weights
+    set them apart.
+    """
     made = [update for update in updates if SKIPPED.keys().isdisjoint(update)]
     merged: Metrics = {"updates": float(len(made))}
     for name in {name for update in made for name in update} - {"tokens"}:
@@ -198,8 +204,10 @@ class StepPlanner:
         staleness: Staleness | None = None,
         only: Collection[str] | None = None,
     ) -> StepPlan:
-        """The plan for these trajectories, those that are not too stale; with `only`, for the groups of these ids
-        alone. NoCallsError where none of the first step has a call that a policy learns from."""
+        """The plan for these trajectories, those that are not too stale; with `only`, for the groups of these ids alone.
+
+        NoCallsError where none of the first step has a call that a policy learns from.
+        """
         self._check_selected(step, loaded)
         groups = [group for name, group in loaded.groups.items() if only is None or name in only]
         metrics = loaded.metrics()
@@ -245,7 +253,9 @@ class StepPlanner:
 
     async def update(self, plan: StepPlan, learning_rate: float) -> Metrics:
         """Executes the plans, those of several policies side by side; returns means over each one's updates.
-        learning_rate: in this step, of a policy that has no rate of its own; the others follow the same schedule."""
+
+        learning_rate: in this step, of a policy that has no rate of its own; the others follow the same schedule.
+        """
         if self.asks_numbers:
             plan.numbers.update({alias: {} for alias in self.policies})
         done = await asyncio.gather(
@@ -271,9 +281,11 @@ class StepPlanner:
         return metrics
 
     async def success(self, name: str, rollouts: Sequence[Rollout]) -> Metrics:
-        """Returns the mean reward of each policy that has rewards of its own, over an evaluation; one policy alone has
-        none. A policy's success is the mean of its weighted rewards, as `algorithm.reward_weights` says; a reward that
-        is missing counts as 0."""
+        """Returns the mean reward of each policy that has rewards of its own, over an evaluation; one policy alone has none.
+
+        A policy's success is the mean of its weighted rewards, as `algorithm.reward_weights` says; a reward that is
+        missing counts as 0.
+        """
         weights = {alias: own.algorithm.reward_weights for alias, own in self.policies.items()}
         if len(weights) == 1 or not any(weights.values()):
             return {}
@@ -328,9 +340,11 @@ UNPLANNABLE = (ArithmeticError, ValueError, InputError, AgentError)
 def plan_groups(
     algorithm: LightningRL, groups: Sequence[Sequence[Trajectory]], **inputs: Any
 ) -> tuple[UpdatePlan, str | None]:
-    """The plan for the groups that can be planned, and a sentence about the others: what a rollout recorded must not
-    end the run here, and at each resume again. `inputs` are those of `LightningRL.plan`. Raises the error where no
-    group can be planned and it is not their rewards' fault."""
+    """The plan for the groups that can be planned, and a sentence about the others: what a rollout recorded must not end
+    the run here, and at each resume again. `inputs` are those of `LightningRL.plan`.
+
+    Raises the error where no group can be planned and it is not their rewards' fault.
+    """
 
     def plan(groups: Sequence[Sequence[Trajectory]]) -> UpdatePlan:
         with own_code(algorithm):
@@ -474,7 +488,9 @@ class TrainedCall:
 
 def clip_share(loss: Loss, call: TrainedCall) -> float | None:
     """Share of the trained tokens whose gradient the loss cut; None where it cuts none, or the ratios are not known.
-    The rules are those of engines/losses.py. Bounds 0.2 and 0.28, A > 0, ratios 1.3 and 0.5: the first is cut, ½."""
+
+    The rules are those of engines/losses.py. Bounds 0.2 and 0.28, A > 0, ratios 1.3 and 0.5: the first is cut, ½.
+    """
     if call.ratios is None or loss.name not in ("ppo_clip", "gspo", "cispo") or not any(call.mask):
         return None
     ratios = list(compress(call.ratios, call.mask))

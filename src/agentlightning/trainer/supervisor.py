@@ -1,6 +1,8 @@
-"""Supervisor: starts the server, the workers and the console as child processes, and replaces the first two if they
-die. Driven by the trainer, or by `agl serve --gateways`. The supervisor binds the server's socket itself and hands it
-down, so that a restarted server keeps its address and calls that arrive meanwhile wait in the socket's queue."""
+"""Supervisor: starts the server, the workers and the console as child processes, and replaces the first two if they die.
+
+Driven by the trainer, or by `agl serve --gateways`. The supervisor binds the server's socket itself and hands it down, so
+that a restarted server keeps its address and calls that arrive meanwhile wait in the socket's queue.
+"""
 
 from __future__ import annotations
 
@@ -94,8 +96,10 @@ class Supervisor:
         gateways: Sequence[Sequence[str]] = ((),),
     ) -> str:
         """Start the server process and wait until it answers; returns its URL. GatewayError where it cannot.
-        `arguments`: further ones of ``python -m agentlightning.gateway``. `gateways`: those of each process alone; all
-        of them accept from the one socket, so that nothing waits for one that was killed."""
+
+        `arguments`: further ones of ``python -m agentlightning.gateway``. `gateways`: those of each process alone; all of
+        them accept from the one socket, so that nothing waits for one that was killed.
+        """
         try:
             listener = listen(host, port)
         except OSError as cause:

@@ -1,6 +1,9 @@
-"""Task sampler: which tasks a training step samples, from what the run's earlier steps say of each. Evidence is read
-from the store, of earlier steps alone, so that a resumed run, and one with any number of workers, draws the same tasks.
-A group that is queued has its task in its rollouts and is never drawn again."""
+"""Task sampler: which tasks a training step samples, from what the run's earlier steps say of each.
+
+The scheduler drives it as it queues groups. Evidence is read from the store, of earlier steps alone, so that a resumed run,
+and one with any number of workers, draws the same tasks. A group that is queued has its task in its rollouts and is never
+drawn again.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,11 @@ TaskSampler = Callable[[Sequence[TaskRecord], int, int, random.Random], Sequence
 
 
 def learnability(tasks: Sequence[TaskRecord], count: int, step: int, rng: random.Random) -> list[int]:
-    """Draws tasks with probability p (1 - p) of their pass rates p, and a tenth of them evenly; none twice before all
-    once. p (1 - p) is the variance of a reward of 0 or 1, and so the size of a group's advantages (Foster and Foerster
-    2025, arXiv 2502.12272)."""
+    """Draws tasks with probability p (1 - p) of their pass rates p, and a tenth of them evenly; none twice before all once.
+
+    p (1 - p) is the variance of a reward of 0 or 1, and so the size of a group's advantages (Foster and Foerster 2025,
+    arXiv 2502.12272).
+    """
     rates = [one.pass_rate(step) for one in tasks]
     worth = [rate * (1 - rate) for rate in rates]
     total = sum(worth) or 1.0

@@ -1,5 +1,7 @@
 """Trainer: the Python entry point. It makes a configuration of its arguments and drives what the command line drives.
-Every call runs its event loop in a thread of its own, so that scripts and notebooks call it alike."""
+
+Every call runs its event loop in a thread of its own, so that scripts and notebooks call it alike.
+"""
 
 from __future__ import annotations
 
@@ -197,8 +199,10 @@ class Trainer:
             return run_interruptible(partial(evaluate_model, config, folder, progress, title)).success
 
     def export(self, path: str | Path, policy: str | None = None) -> Path:
-        """Write the model that `fit` trained last as a new transformers folder, which vLLM loads, too. policy: which
-        one, of a run that trains several."""
+        """Write the model that `fit` trained last as a new transformers folder, which vLLM loads, too.
+
+        policy: which one, of a run that trains several.
+        """
         if self._result is None:
             raise ConfigError("export: nothing was trained yet; call fit first")
         return export_policy(self._result.policy, Path(path), policy)

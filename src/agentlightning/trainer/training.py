@@ -1,6 +1,8 @@
-"""Training: one configured run, its processes put together, run beside the loop, and taken down again. `Trainer` and
-the command line drive it. The process is also the supervisor of the others: the server (gateway and store), the
-sampler, the learner and the workers are its children. It loads neither torch nor a web server."""
+"""Training: one configured run, its processes put together, run beside the loop, and taken down again.
+
+`Trainer` and the command line drive it. The process is also the supervisor of the others: the server (gateway and store),
+the sampler, the learner and the workers are its children. It loads neither torch nor a web server.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Credit assignment: a rule turns a trajectory's reward into one reward per transition. A rule is a function named in
-`CREDIT`, or a user's own, named by its place: ``file.py:name``. It may see the whole group, since some rules compare
-rollouts. See `rule.py` for what it returns."""
+"""Credit assignment: a rule turns a trajectory's reward into one reward per transition.
+
+A rule is a function named in `CREDIT`, or a user's own, named by its place: ``file.py:name``.
+It may see the whole group, since some rules compare rollouts. See `rule.py` for what it returns.
+"""
 
 from __future__ import annotations
 

@@ -32,8 +32,10 @@ FLOOR = 0.1
 def decisive(
     groups: Sequence[Sequence[Trajectory]], evidence: Evidence, *, key: str | None = None
 ) -> list[list[Credit]]:
-    """R × w for each call, compared with w × the group's baseline. Two places, of which the first decides all and the
-    second nothing: weights 1.9 and 0.1."""
+    """R × w for each call, compared with w × the group's baseline.
+
+    Two places, of which the first decides all and the second nothing: weights 1.9 and 0.1.
+    """
     known = decisiveness([*evidence.history, *groups], answer_key if key is None else user_key(key))
     return [[_credit(trajectory, known) for trajectory in group] for group in groups]
 

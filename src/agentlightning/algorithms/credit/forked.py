@@ -63,8 +63,10 @@ def forked(
 
 
 def call_estimates(group: Sequence[Trajectory], returns: Mapping[str, Returns]) -> list[list[ForkEstimate]]:
-    """The advantage of each call of each rollout of a group. returns: by rollout. Variances take the two states of a
-    difference for independent, and the group's mean that values are drawn to for exact."""
+    """The advantage of each call of each rollout of a group. returns: by rollout.
+
+    Variances take the two states of a difference for independent, and the group's mean that values are drawn to for exact.
+    """
     if not group:
         return []
     rewards = [one.reward for one in group]

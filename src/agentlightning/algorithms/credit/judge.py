@@ -68,8 +68,10 @@ def judge(
     model: str = "judge",
     instructions: str = INSTRUCTIONS,
 ) -> list[list[Credit]]:
-    """The score for each transition: of two rollouts with scores 0.9 and 0.1 the calls get 0.9 and 0.1. The settings
-    are for `judge_groups`: `url` is the judge's, up to its /v1, `key_env` names the variable with its key."""
+    """The score for each transition: of two rollouts with scores 0.9 and 0.1 the calls get 0.9 and 0.1.
+
+    The settings are for `judge_groups`: `url` is the judge's, up to its /v1, `key_env` names the variable with its key.
+    """
     scores = evidence.scores
     return [
         [Credit(values=[scores[one.rollout_id]] * len(one.transitions), score=scores[one.rollout_id]) for one in group]

@@ -1,6 +1,7 @@
-"""The interface of a credit rule: a function with settings, called for a trajectory, for a group, or once for a whole
-step. Rules are made here, by `credit_rule`; LightningRL drives them through `Rule.credits`, which checks whatever they
-return."""
+"""The interface of a credit rule: a function with settings, called for a trajectory, for a group, or once for a whole step.
+
+Rules are made here, by `credit_rule`; LightningRL drives them through `Rule.credits`, which checks whatever they return.
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,11 @@ BRANCH_FACTOR = 2
 
 @dataclass(frozen=True, kw_only=True)
 class APO(RacedSearch):
-    """A critique of the text as its gradient, an edit against it as the step, and a beam of the best texts. Pryzant et
-    al. 2023, Automatic Prompt Optimization with "Gradient Descent" and Beam Search, arXiv 2305.03495, as Agent
-    Lightning 0.3 had it. Its bandit that chooses among candidates is a race here."""
+    """A critique of the text as its gradient, an edit against it as the step, and a beam of the best texts.
+
+    Pryzant et al. 2023, Automatic Prompt Optimization with "Gradient Descent" and Beam Search, arXiv 2305.03495, as Agent
+    Lightning 0.3 had it. Its bandit that chooses among candidates is a race here.
+    """
 
     name: ClassVar[str] = "apo"
 

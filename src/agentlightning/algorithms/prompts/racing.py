@@ -1,7 +1,9 @@
-"""The loop of the built-in searches: candidates are proposed, race against their parents, and join a pool. A candidate
-replaces its parent only if a paired sequential test over the same tasks says that it is better. Whatever ends the
-search, a spent budget among it, the best candidate so far is the result. Pure: rollouts and models are behind
-`SearchRun`."""
+"""The loop of the built-in searches: candidates are proposed, race against their parents, and join a pool.
+
+A search scores its start on the validation tasks, then proposes candidates in rounds. A candidate replaces its parent only
+if a paired sequential test over the same tasks says that it is better. Whatever ends the search, a spent budget among it,
+the best candidate so far is the result. Pure: rollouts and models are behind `SearchRun`.
+"""
 
 from __future__ import annotations
 
@@ -109,10 +111,13 @@ def _dominates(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
 
 
 class Race:
-    """One candidate against its parent, over tasks in a fixed order, then over further replicas of the same tasks. It
-    ends with `accepted` where the wealth reaches 1 / RACE_ALPHA, and without where the candidate is behind at the end
-    of a batch, or still not ahead after more tasks than one batch has, or where the rollouts that are left could not
-    decide it."""
+    """One candidate against its parent, over tasks in a fixed order, then over further replicas of the same tasks.
+
+    Pairs with equal rewards say nothing. It ends with `accepted` where the wealth reaches 1 / RACE_ALPHA, and without where
+    the candidate is behind at the end of a batch, or still not ahead after more tasks than one batch has, or where the
+    rollouts that are left could not decide it. Ending it early makes no wrong acceptance, and neither does resuming it
+    with what it has counted.
+    """
 
     def __init__(self, parent: PromptCandidate, child: PromptCandidate, order: Sequence[int], batch: int) -> None:
         """order: the validation tasks. batch: tasks between two looks at the test."""
@@ -335,8 +340,10 @@ class SearchState:
         ]
 
     async def race(self, pairs: Sequence[Pair]) -> list[Race]:
-        """Race pairs of parent and child on validation tasks, side by side; those accepted are scored on all of them. A
-        pair that raced before goes on with what was counted."""
+        """Race pairs of parent and child on validation tasks, side by side; those accepted are scored on all of them.
+
+        A pair that raced before goes on with what was counted.
+        """
         races = [self._race_of(parent, child) for parent, child in pairs]
         while running := [(race, wanted) for race in races if (wanted := race.wanted()) is not None]:
             found = await self.evaluate([request for _, wanted in running for request in wanted])

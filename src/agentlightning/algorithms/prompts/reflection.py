@@ -1,6 +1,8 @@
-"""Requests to the optimiser model as text, and what is read from its answers. Searches drive it. Rollouts become text
-of a bounded length, which says how much was cut; an answer is a text between fences, or nothing that can be used. Pure:
-knows neither models nor stores."""
+"""Requests to the optimiser model as text, and what is read from its answers.
+
+Searches drive it. Rollouts become text of a bounded length, which says how much was cut; an answer is a text between
+fences, or nothing that can be used. Pure: knows neither models nor stores.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,10 @@ def fenced(text: str) -> str:
 
 
 def new_text(answer: str) -> str | None:
-    """The text between the first and the last fence of an answer; None where there is none, or it is empty. A word
-    after the opening fence, such as ``text``, names a language and is left out. Fences inside stay."""
+    """The text between the first and the last fence of an answer; None where there is none, or it is empty.
+
+    A word after the opening fence, such as ``text``, names a language and is left out. Fences inside stay.
+    """
     lines = answer.splitlines()
     fences = [place for place, line in enumerate(lines) if re.fullmatch(r"`{3,}\s*[\w-]*", line.strip())]
     if len(fences) < 2:

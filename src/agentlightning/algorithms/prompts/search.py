@@ -1,7 +1,9 @@
-"""The interface between a prompt search and what it runs on: candidates, their scores, and the doors to rollouts and
-models. A search is a deterministic function of its seed and of what these doors answer. Every answer is recorded under
-its request before it is given, so that a search that was killed is run again from its start and finds all it had asked
-for: resuming needs no state of the algorithm."""
+"""The interface between a prompt search and what it runs on: candidates, their scores, and the doors to rollouts and models.
+
+The trainer implements `SearchRun` over a store and workers; tests implement it over literals. A search is a deterministic
+function of its seed and of what these doors answer. Every answer is recorded under its request before it is given, so that a
+search that was killed is run again from its start and finds all it had asked for: resuming needs no state of the algorithm.
+"""
 
 from __future__ import annotations
 
@@ -74,20 +76,27 @@ class SearchRun(Protocol):
     async def propose(
         self, texts: Mapping[str, str], parents: Sequence[PromptCandidate], source: str
     ) -> PromptCandidate:
-        """Record a candidate and return it; the one that has these texts already, where there is one. InputError, a
-        sentence, where a text is no template or its placeholders are others than the parent's: the refusal is recorded,
-        and the search goes on without it."""
+        """Record a candidate and return it; the one that has these texts already, where there is one.
+
+        InputError, a sentence, where a text is no template or its placeholders are others than the parent's: the refusal is
+        recorded, and the search goes on without it.
+        """
 
     async def evaluate(self, wanted: Sequence[ScoreRequest]) -> list[list[RolloutScore]]:
-        """The scores of each request, tasks in the order given; all its rollouts run side by side. A rollout that was
-        run before costs nothing. BudgetSpentError where the rest would pass the budget of rollouts."""
+        """The scores of each request, tasks in the order given; all its rollouts run side by side.
+
+        A rollout that was run before costs nothing. BudgetSpentError where the rest would pass the budget of rollouts.
+        """
 
     async def traces(self, scores: Sequence[RolloutScore]) -> list[Trace]:
         """The records of the rollouts of these scores, in their order."""
 
     async def ask(self, prompt: str, purpose: str, number: int = 0) -> str:
-        """The optimiser model's answer. `purpose` names the request in the record; equal prompts with other numbers are
-        asked again. AgentLightningError where the model stays away after retries."""
+        """The optimiser model's answer.
+
+        `purpose` names the request in the record; equal prompts with other numbers are asked again. AgentLightningError
+        where the model stays away after retries.
+        """
 
     def note(self, sentence: str) -> None:
         """Tell the person who watches."""
@@ -109,8 +118,11 @@ class SearchResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptAlgorithm(ABC):
-    """A search over prompts. A subclass is a frozen dataclass whose fields are the settings of ``[algorithm]``, checked
-    as it is made (`algorithms.settings.check_settings`)."""
+    """A search over prompts.
+
+    A subclass is a frozen dataclass whose fields are the settings of ``[algorithm]``, checked as it is made
+    (`algorithms.settings.check_settings`).
+    """
 
     name: ClassVar[str]
 

@@ -1,9 +1,13 @@
-"""The forward pass of a sampler: one operation over a cache of keys and values. `extend` reads M new tokens for each of
-B rows, writes their keys and values at their positions and gives the logits at one position of each row: prefill
-(offset 0), continuation and decoding (M = 1) alike. Both decoders give the logits of transformers: LlamaDecoder for
-text models of that shape (Llama, Qwen2, Qwen3, Mistral), straight over the weights, which at a few hundred thousand
-parameters takes 2-4 times less; TransformersDecoder for every other model whose state is keys and values, with its
-images if it reads any."""
+"""The forward pass of a sampler: one operation over a cache of keys and values.
+
+`extend` reads M new tokens for each of B rows, writes their keys and values at their positions and gives the logits at one
+position of each row: prefill (offset 0), continuation and decoding (M = 1) alike. Rows are a dense range, so that a batch is
+a view of the cache. The scheduler drives it; it knows nothing of requests, sampling or text.
+
+Both decoders give the logits of transformers: LlamaDecoder for text models of that shape (Llama, Qwen2, Qwen3, Mistral),
+straight over the weights, which at a few hundred thousand parameters takes 2-4 times less; TransformersDecoder for every
+other model whose state is keys and values, with its images if it reads any.
+"""
 
 from __future__ import annotations
 

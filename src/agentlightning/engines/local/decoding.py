@@ -1,7 +1,10 @@
-"""Decoding: what a call's grammar, penalties and cuts do to logits, the same in the sampler and in the learner; and
-drawing. The sampler's scheduler drives it while it draws; the learner rebuilds the same masks from the recorded grammar
-and the sampled ids. The order is vLLM's: grammar, logit_bias, penalties, then (over logits / temperature) min_p, top_k
-and top_p."""
+"""Decoding: what a call's grammar, penalties and cuts do to logits, the same in the sampler and in the learner; and drawing.
+
+The sampler's scheduler drives it while it draws; the learner rebuilds the same masks from the recorded grammar and the
+sampled ids. The order is vLLM's: grammar, logit_bias, penalties, then (over logits / temperature) min_p, top_k and top_p.
+The token at position p of a completion depends on the request's seed, p and the logits alone, never on what else is in the
+batch.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""LocalEngine: a sampler part and a learner on this machine, each in processes of its own. It moves weights from the
-one that learns to the one that samples, as a folder in shared memory that is written whole; it imports no torch."""
+"""LocalEngine: a sampler part and a learner on this machine, each in processes of its own.
+
+It moves weights from the one that learns to the one that samples, as a folder in shared memory that is written whole; it
+imports no torch.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
-"""Images: a model with sight reads an image as some of its tokens. The model turns the pixel values of an image into
-one state for each of its placeholder tokens, which stand in the language model's input in place of embeddings."""
+"""Images: a model with sight reads an image as some of its tokens.
+
+Sampler (PromptImages) and learner (Sight) drive it. The model turns the pixel values of an image into one state for each of
+its placeholder tokens, which stand in the language model's input in place of embeddings. A placeholder that was sampled, or
+written by a user, is a token like any other. Pixel values come from the model's own processor.
+"""
 
 from __future__ import annotations
 

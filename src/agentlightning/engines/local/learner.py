@@ -260,8 +260,10 @@ class Learner:
         loss: PreferenceLoss,
         mismatched: Sequence[Sequence[TrainingSequence]] = (),
     ) -> dict[str, float]:
-        """Add the gradient of SUM over examples of weight × loss; see Engine.forward_backward_preferences. Two passes,
-        as engines/losses.py explains: pairs need not fit into one micro-batch."""
+        """Add the gradient of SUM over examples of weight × loss; see Engine.forward_backward_preferences.
+
+        Two passes, as engines/losses.py explains: pairs need not fit into one micro-batch.
+        """
         if self._config.dropout:
             raise EngineError(
                 f"the loss {loss.name!r} takes two passes, which dropout would make differ; expected dropout 0"

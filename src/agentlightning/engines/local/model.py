@@ -1,6 +1,9 @@
-"""The model of a transformers folder, read, changed and written, and the device that it computes on. Sampler and
-learner drive it; the learner changes a model's layers (low-rank adapters, dropout, prefix trees, recomputation) once,
-at start, with a ModelError if the model cannot have it."""
+"""The model of a transformers folder, read, changed and written, and the device that it computes on.
+
+Sampler and learner drive it; the learner changes a model's layers (low-rank adapters, dropout, prefix trees, recomputation)
+once, at start, with a ModelError if the model cannot have it. Refuses to know losses. A folder is written under a temporary
+name and renamed, so that a reader never sees half of one.
+"""
 
 from __future__ import annotations
 
@@ -205,9 +208,11 @@ def write_model(
     *,
     durable: bool = False,
 ) -> None:
-    """Write a transformers folder, whole or not at all; an old folder there is replaced. weights: in place of the
-    model's own; complete adds what else belongs into the folder before it takes its name. durable: with a manifest, and
-    on the disk before this returns. Raises OSError."""
+    """Write a transformers folder, whole or not at all; an old folder there is replaced.
+
+    weights: in place of the model's own; complete adds what else belongs into the folder before it takes its name. durable:
+    with a manifest, and on the disk before this returns. Raises OSError.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -70,9 +70,11 @@ class Optimizer:
 
 
 class ValueHead:
-    """value = w₂ · silu(W₁ h + b₁) + b₂, with h the state from which a token is drawn. One hidden layer, as wide as the
-    states: a linear head cannot compare the question with the answer. It starts at 0 everywhere, in float32.
-    learning_rate_ratio is its learning rate over the one given to `step`; no weight decay."""
+    """value = w₂ · silu(W₁ h + b₁) + b₂, with h the state from which a token is drawn.
+
+    One hidden layer, as wide as the states: a linear head cannot compare the question with the answer. It starts at 0
+    everywhere, in float32. learning_rate_ratio is its learning rate over the one given to `step`; no weight decay.
+    """
 
     def __init__(
         self, width: int, betas: tuple[float, float], *, learning_rate_ratio: float, device: str, seed: int

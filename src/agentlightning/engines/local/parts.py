@@ -1,5 +1,7 @@
 """The parts of an engine on this machine: SamplerProcess, which samples, LearnerProcess, and their Workplace.
-LocalEngine composes them. A part starts its process, waits for it, and starts one that died again."""
+
+LocalEngine composes them. A part starts its process, waits for it, and starts one that died again.
+"""
 
 from __future__ import annotations
 
@@ -178,8 +180,10 @@ class SamplerProcess:
                 raise self._place.late("sampler")
 
     async def publish(self, weights: PublishedWeights) -> None:
-        """Samples with these weights from now on, also after a restart; the folder stays until the next call has
-        returned. EngineError if it does not take them in the time of a hang and the start of its successor."""
+        """Samples with these weights from now on, also after a restart; the folder stays until the next call has returned.
+
+        EngineError if it does not take them in the time of a hang and the start of its successor.
+        """
         assert self._http is not None
         # From here on a restarted sampler starts with these weights, so a death in the middle loses nothing.
         self._published = weights

@@ -1,6 +1,8 @@
-"""Continuous batching: requests join free rows between decode steps and leave when they end. The sampler's event loop
-drives it, one `turn` at a time: admit and prefill what waits, then one decode step for every active row. Active rows
-are dense (the last row moves into a hole), so that a batch is always a view of the cache."""
+"""Continuous batching: requests join free rows between decode steps and leave when they end.
+
+The sampler's event loop drives it, one `turn` at a time: admit and prefill what waits, then one decode step for every active
+row. Active rows are dense (the last row moves into a hole), so that a batch is always a view of the cache.
+"""
 
 from __future__ import annotations
 
@@ -179,9 +181,11 @@ class _Joining:
 
 
 class Scheduler:
-    """Rows of a decoder, shared out among requests. decode_text turns ids into text (only for stop strings).
-    cache_bytes bounds keys and values: four fifths for active rows, the rest for prefixes. What does not fit waits; a
-    row that outgrows it is continued later with the same noise."""
+    """Rows of a decoder, shared out among requests.
+
+    decode_text turns ids into text (only for stop strings). cache_bytes bounds keys and values: four fifths for active rows,
+    the rest for prefixes. What does not fit waits; a row that outgrows it is continued later with the same noise.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,10 @@
 """Ranks, the processes that train one model together, each with its part of the weights (FSDP2) and a share of the
-sequences. Every forward and every update is a collective, so all ranks carry out the same operations in the same
-order."""
+sequences.
+
+Rank 0 is the process that the engine starts. It starts the others, passes every operation on to them, and ends with the
+first that ends. Every forward and every update is a collective, so all ranks carry out the same operations in the same
+order.
+"""
 
 from __future__ import annotations
 
@@ -180,8 +184,12 @@ def hidden_states(model: Any, **inputs: Any) -> Tensor:
 
 
 def shard(model: Any, folder: Path, mesh: DeviceMesh, *, bfloat16: bool) -> None:
-    """Split a model's parameters over the mesh, layer by layer: no device ever holds them all. Gradients are added over
-    the ranks, not averaged: the loss is a SUM."""
+    """Split a model's parameters over the mesh, layer by layer: no device ever holds them all. ModelError without layers.
+
+    bfloat16: a layer's weights are gathered, and their gradients computed, in bfloat16; what is kept, and the sum over
+    ranks, is float32, and so are embedding and head: the head's gradient is a sum over many pieces of logits. Gradients are
+    added over the ranks, not averaged: the loss is a SUM.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     found = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,6 +1,8 @@
-"""VerlEngine: one policy on verl, in a process of its own that drives Ray, its workers and its rollout servers. Sampler
-and learner live and die together: if a part of verl ends, all of it is started again. Imports neither verl nor torch:
-the process may run in another interpreter."""
+"""VerlEngine: one policy on verl, in a process of its own that drives Ray, its workers and its rollout servers.
+
+Sampler and learner live and die together: if a part of verl ends, all of it is started again. Imports neither verl nor
+torch: the process may run in another interpreter.
+"""
 
 from __future__ import annotations
 

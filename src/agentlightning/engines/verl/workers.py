@@ -1,6 +1,8 @@
-"""VerlWorkers: verl's training workers and rollout servers on Ray, as the operations of one policy. Which token is
-trained and how much it counts is decided here; verl has the weights, the gradients and the updates. Every training
-worker imports it. Requires verl, ray and torch."""
+"""VerlWorkers: verl's training workers and rollout servers on Ray, as the operations of one policy.
+
+Which token is trained and how much it counts is decided here; verl has the weights, the gradients and the updates. Every
+training worker imports it. Requires verl, ray and torch.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""VllmServers: the sampler part of vLLM servers that sample as equals, each with all weights. A server that dies or
-hangs is killed with its whole group (vLLM's workers do not always end with it) and started again on its old socket, so
-that calls wait for its successor; it gets the weights that were published last before it samples, and so does one that
-others run if it lost them. Generation pauses between two steps while weights change, so that every token is of the
-version that it is stamped with; requests keep their tokens, which the new weights read again."""
+"""VllmServers: the sampler part of vLLM servers that sample as equals, each with all weights.
+
+LocalEngine drives it. A server that dies or hangs is killed with its whole group (vLLM's workers do not always end with it)
+and started again on its old socket, so that calls wait for its successor; it gets the weights that were published last
+before it samples, and so does one that others run if it lost them. Generation pauses between two steps while weights
+change, so that every token is of the version that it is stamped with; requests keep their tokens, which the new weights
+read again.
+"""
 
 from __future__ import annotations
 

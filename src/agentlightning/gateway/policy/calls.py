@@ -1,7 +1,10 @@
-"""PolicyCalls: a call of the policy that is trained, from the agent's request to its response, for every protocol. For
-one call it plans the exact prompt, samples, parses, records, and only then sends the last byte: an agent cannot finish
-before its tokens are durable. It knows no wire format (protocols/), no template (rendering/) and no engine
-(policy/engine_router.py)."""
+"""PolicyCalls: a call of the policy that is trained, from the agent's request to its response, for every protocol.
+
+Driven by the proxy once it knows who calls and what for. For one call it plans the exact prompt, samples, parses, records,
+and only then sends the last byte: an agent cannot finish before its tokens are durable. A call whose agent has gone goes on
+for a grace period, so that a retry finds its completion, and is then recorded as far as it came. It knows no wire format
+(protocols/), no template (rendering/) and no engine (policy/engine_router.py).
+"""
 
 from __future__ import annotations
 
@@ -610,8 +613,10 @@ def sampling_of(
     request: CompletionRequest, policy: Policy, attempt: TrackedAttempt
 ) -> tuple[CompletionRequest, Sampling, JSON, list[str]]:
     """The sampling parameters of a request, by the rollout and `agent.unsupported_params`, the parameters that were
-    overridden, and the names of those among them that were not applied. What the agent asks for never reaches the
-    engine where it would make recorded log-probabilities wrong."""
+    overridden, and the names of those among them that were not applied.
+
+    What the agent asks for never reaches the engine where it would make recorded log-probabilities wrong.
+    """
     given = attempt.rollout.sampling
     unsupported, forced = dict(request.unsupported), {}
     if request.forced:

@@ -1,6 +1,8 @@
-"""Decoding: what is done to the logits of one call, from the request to the engine's parameters and to the record. A
-grammar is made of the request (rendering/grammar.py) and compiled once in a child process; what the run's engine cannot
-account for in learning is refused, or left out and recorded, as the run says."""
+"""Decoding: what is done to the logits of one call, from the request to the engine's parameters and to the record.
+
+Driven by policy/calls.py. A grammar is made of the request (rendering/grammar.py) and compiled once in a child process; what
+the run's engine cannot account for in learning is refused, or left out and recorded, as the run says. Knows no wire format.
+"""
 
 from __future__ import annotations
 
@@ -99,8 +101,10 @@ async def decoding_of(
     attempt: TrackedAttempt,
     overridden_params: JSON,
 ) -> JSON:
-    """Returns the constraints on this call's logits, for its record; {} where there are none. Raises ApiError. What
-    cannot be applied goes to `overridden_params`, where the run drops such fields."""
+    """Returns the constraints on this call's logits, for its record; {} where there are none. Raises ApiError.
+
+    What cannot be applied goes to `overridden_params`, where the run drops such fields.
+    """
     if _only_promises(request) and not _describes_calls(policy):  # nothing is forced: calls are sampled as without it
         request = replace(
             request, grammar={name: part for name, part in request.grammar.items() if name != "tool_call"}
@@ -261,8 +265,10 @@ MAX_WAIT_S = 10.0
 
 
 class GrammarChecker:
-    """Compiles grammars in a child process, one at a time, and caches the verdict; attempts take turns. Grammars come
-    from agents, and the library bounds neither time nor its stack: a child may end of one."""
+    """Compiles grammars in a child process, one at a time, and caches the verdict; attempts take turns.
+
+    Grammars come from agents, and the library bounds neither time nor its stack: a child may end of one.
+    """
 
     def __init__(self, max_wait_s: float = MAX_WAIT_S, max_checked: int = MAX_CHECKED) -> None:
         self._max_wait_s = max_wait_s

@@ -1,5 +1,7 @@
 """Engine API: the HTTP form in which an engine takes token ids and gives token ids back, vLLM's (--enable-scale-out).
-Driven by policy/engine_router.py. Pure: knows nothing of connections and policies."""
+
+Driven by policy/engine_router.py. Pure: knows nothing of connections and policies.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ class SampledTokens:
     """The prompt as the engine read it, where it was asked."""
 
     def add(self, answer: EngineResponse, version: int) -> list[int]:
-        """Take in one response or chunk; returns its ids. `version` is stamped where the engine stamps none. Raises
-        EngineError where something is missing."""
+        """Take in one response or chunk; returns its ids. `version` is stamped where the engine stamps none.
+
+        Raises EngineError where something is missing.
+        """
         if not answer.choices:
             raise EngineError("the engine answered without a choice")
         choice = answer.choices[0]

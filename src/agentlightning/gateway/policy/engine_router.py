@@ -1,7 +1,10 @@
-"""EngineRouter: which policy a run samples from, and the token path to the engines that serve it. An attempt stays with
-the engine that has its prefix in its cache, until that engine is away or has clearly more to do than the least busy
-one. An engine that refuses or drops the connection may be restarting: the request is repeated, elsewhere where
-possible, with a growing pause, until a deadline, as long as none of its tokens was handed on."""
+"""EngineRouter: which policy a run samples from, and the token path to the engines that serve it.
+
+Driven by policy/calls.py. An attempt stays with the engine that has its prefix in its cache, until that engine is away or
+has clearly more to do than the least busy one. An engine that refuses or drops the connection may be restarting: the
+request is repeated, elsewhere where possible, with a growing pause, until a deadline, as long as none of its tokens was
+handed on. One that hangs is left for another where there is one. Knows nothing of protocols or messages.
+"""
 
 from __future__ import annotations
 
@@ -146,8 +149,10 @@ class Policy:
     """Variable of this server's environment with the endpoints' key."""
 
     def check_sampling(self, temperature: float, top_p: float) -> str | None:
-        """The reason why tokens sampled so cannot be trained on; None where they can. The learner divides logits by the
-        temperature, and cuts them by top_p where it rebuilds masks."""
+        """The reason why tokens sampled so cannot be trained on; None where they can.
+
+        The learner divides logits by the temperature, and cuts them by top_p where it rebuilds masks.
+        """
         if top_p < 1 and self.structured == "refuse":
             return f"top_p {top_p:g} cannot be trained on: the run's engine cannot account for it in learning; use 1"
         if top_p < 1 and self.structured == "context_only":
@@ -324,7 +329,9 @@ class EngineRouter:
 
     async def generate(self, policy: Policy, request: JSON, affinity: str) -> SampledTokens:
         """Sample to the end; `request` is in the form of vLLM's /inference/v1/generate, `affinity` names the attempt.
-        Raises ApiError, or EngineError where the engine's answer cannot be read."""
+
+        Raises ApiError, or EngineError where the engine's answer cannot be read.
+        """
         backoff: Backoff | None = None
         while True:
             try:

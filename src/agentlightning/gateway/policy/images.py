@@ -1,6 +1,10 @@
-"""Images of a call to the policy: read with the model's own processor, kept in the store, sent to the engine. A request
-brings the images of its whole history, or, where it continues a stored response, only the new ones: the others are read
-from the store by hash."""
+"""Images of a call to the policy: read with the model's own processor, kept in the store, sent to the engine.
+
+Driven by calls.py. A request brings the images of its whole history, or, where it continues a stored response, only the new
+ones: the others are read from the store by hash. They reach an engine in the
+form of vLLM's /inference/v1/generate: one placeholder for each among the ids, and the files beside them; an engine expands
+the placeholders as the processor does, and is asked what came of it. Knows no protocol and no template.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +59,10 @@ async def read_images(
     call: AgentCall,
 ) -> CallImages:
     """The images of a request. ApiError names the field of one that is none, or says that nothing here has sight.
+
     Images are decoded one at a time under `decoding`. What is read from the store counts as bytes of the request, whose
-    body only names it."""
+    body only names it.
+    """
     attempt = call.attempt
     files = {image.hash: image.data for image in request.images}
     wanted = Counter(image_hashes([normal(message) for message in request.messages]))

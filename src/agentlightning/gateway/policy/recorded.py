@@ -1,6 +1,9 @@
-"""Completions that are given from the record: to retries of SDKs, to forked rollouts, and as stored responses. A retry
-is known by its retry count or its idempotency key, never by its body alone: identical calls side by side are
-legitimate. It joins the call that its first try left behind, or gets the recorded completion."""
+"""Completions that are given from the record: to retries of SDKs, to forked rollouts, and as stored responses.
+
+Driven by policy/calls.py and the proxy. A retry is known by its retry count or its idempotency key, never by its body alone:
+identical calls side by side are legitimate. It joins the call that its first try left behind, or gets the recorded
+completion. Responses with ``store: false`` are not found.
+"""
 
 from __future__ import annotations
 
@@ -162,8 +165,9 @@ class SdkRetries:
 
 async def mark_delivered(store: LightningStore, calls: Sequence[Call], answer: Completion) -> None:
     """Record that the agent is about to get, after all, a completion which it had gone from; does nothing for others.
-    Before it is sent: a server that is killed in between must not leave a call that was acted on as one that was
-    not."""
+
+    Before it is sent: a server that is killed in between must not leave a call that was acted on as one that was not.
+    """
     late = [call for call in calls if call.id.partition(".")[0] == answer.call_id and not call.delivered]
     if late:
         await store.mark_delivered(late[0].rollout_id, late[0].attempt, [call.id for call in late], True)
@@ -172,9 +176,12 @@ async def mark_delivered(store: LightningStore, calls: Sequence[Call], answer: C
 def recorded_answer(
     calls: Sequence[Call], call_id: str, renderer: Renderer | None, request: CompletionRequest | None = None
 ) -> Completion | None:
-    """The completion that was recorded as `call_id`, with all its choices; None where there is none among `calls`. It
-    has what `request` asks for: log-probabilities of its tokens (not their alternatives, which are not kept) and the
-    ids of its prompt."""
+    """The completion that was recorded as `call_id`, with all its choices; None where there is none among `calls`.
+
+    It has what `request` asks for: log-probabilities of its tokens (not their alternatives, which are not kept) and the ids
+    of its prompt. Without a renderer, which the calls of external models have none of, neither these nor the number of
+    reasoning tokens can be told.
+    """
     first = call_id.partition(".")[0]
     found = {call.id: call for call in calls if call.id.partition(".")[0] == first}
     call = found.get(first)

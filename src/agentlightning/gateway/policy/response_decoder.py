@@ -1,6 +1,10 @@
-"""Calls under way and their responses: `AgentCall`, `CallJob` with its record, and ResponseDecoder, which turns one
-sampled completion from ids into what the agent may see of it. The decoder holds back what a stop string could still cut
-and leaves the reading of reasoning and tool calls to the model's parser."""
+"""Calls under way and their responses: `AgentCall`, `CallJob` with its record, and ResponseDecoder, which turns one sampled
+completion from ids into what the agent may see of it.
+
+Driven by policy/calls.py for streamed and whole completions alike, so that both are the same text, and by external_calls.py.
+The decoder holds back what a stop string could still cut and leaves the reading of reasoning and tool calls to the model's
+parser. Knows no wire format and no engine.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +172,10 @@ class CallJob:
 
 
 class ResponseDecoder:
-    """The text of one completion while it is sampled. `tool_ids` names the tool calls: call i is ``{tool_ids}{i}``."""
+    """The text of one completion while it is sampled.
+
+    `tool_ids` names the tool calls: call i is ``{tool_ids}{i}``.
+    """
 
     def __init__(self, renderer: Renderer, request: CompletionRequest, prompt_text: str, tool_ids: str) -> None:
         self._renderer = renderer

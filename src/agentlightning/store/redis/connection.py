@@ -1,6 +1,10 @@
-"""The Redis server of a store: its URL, the connections to it, and its failures in plain words. An outage is waited
-out, and so is a server that becomes a replica, reads its file or runs somebody's script: what is asked is asked again
-until the address's patience ends, so it must bear being sent twice."""
+"""The Redis server of a store: its URL, the connections to it, and its failures in plain words.
+
+``redis://[user:password@]host[:port][/number]?prefix=NAME``, or rediss:// for TLS. An outage is waited out, and so is a
+server that becomes a replica, reads its file or runs somebody's script: what is asked is asked again until the address's
+patience ends, so it must bear being sent twice. All work happens in the event loop that opened the connection; callers in
+others are served from there.
+"""
 
 from __future__ import annotations
 

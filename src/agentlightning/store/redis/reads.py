@@ -1,5 +1,7 @@
-"""Reading from Redis: lists, in portions of one moment each; nothing here changes anything. The methods of the Redis
-store that read; base.py says what they mean."""
+"""Reading from Redis: lists, in portions of one moment each; nothing here changes anything.
+
+The methods of the Redis store that read; base.py says what they mean.
+"""
 
 from __future__ import annotations
 

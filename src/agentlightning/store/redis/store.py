@@ -1,6 +1,9 @@
-"""RedisLightningStore: the methods on a Redis server. Driven by whoever owns the store: a server, or a test; base.py
-says what the methods mean. Those that write are transactions, which the writer applies together for all who call at the
-same time (transactions.py); what several of them have in common is in writes.py. Those that read are in reads.py."""
+"""RedisLightningStore: the methods on a Redis server.
+
+Driven by whoever owns the store: a server, or a test; base.py says what the methods mean. Those that write are transactions,
+which the writer applies together for all who call at the same time (transactions.py); what several of them have in common is
+in writes.py. Those that read are in reads.py.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,13 @@
-"""Transactions on Redis: read, compute in Python, and apply where nothing that was read has changed meanwhile. Each is
-a generator that yields commands to read and gets their replies, and that lists in its `Transaction` what it checked and
-what it writes. What callers want at the same time goes together: the reads of all of them are one round trip each turn,
-and one script (apply.lua) applies all of it, each transaction wholly or not at all. Every transaction that may not
-happen twice has a request, whose outcome is written with it: sent again, because the connection broke or another server
-was asked, it is answered with that outcome."""
+"""Transactions on Redis: read, compute in Python, and apply where nothing that was read has changed meanwhile.
+
+Driven by the store's methods in store.py. Each is a generator that yields commands to read and gets their replies, and that
+lists in its `Transaction` what it checked and what it writes. What callers want at the same time goes together: the reads of
+all of them are one round trip each turn, and one script (apply.lua) applies all of it, each transaction wholly or not at
+all. One that met a change is computed again.
+
+Every transaction that may not happen twice has a request, whose outcome is written with it: sent again, because the
+connection broke or another server was asked, it is answered with that outcome.
+"""
 
 from __future__ import annotations
 

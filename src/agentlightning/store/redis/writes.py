@@ -1,7 +1,9 @@
-"""Transactions on Redis: runs and rollouts, attempts, the record, models, and the end of data. Generators that the
-writer drives (transactions.py), for the methods of store.py. Beside the documents of codec.py there are indexes, which
-commands of the same transaction keep: ``s:RUN:MODE:STATE`` and ``queue:RUN`` of rollouts, ``leases`` by the microsecond
-in which they run out, ``held:RUN:WORKER``, ``g:RUN:GROUP`` by replica, ``finished:RUN`` by place."""
+"""Transactions on Redis: runs and rollouts, attempts, the record, models, and the end of data.
+
+Generators that the writer drives (transactions.py), for the methods of store.py. Beside the documents of codec.py there are
+indexes, which commands of the same transaction keep: ``s:RUN:MODE:STATE`` and ``queue:RUN`` of rollouts, ``leases`` by the
+microsecond in which they run out, ``held:RUN:WORKER``, ``g:RUN:GROUP`` by replica, ``finished:RUN`` by place.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""A database under the SQL store: what differs between SQLite and PostgreSQL, and statements executed on the driver
-itself. A database knows how to connect, how a transaction begins, what its failures mean and which of them pass by
-themselves; the methods and the tables know none of it. Prepared statements are SQLAlchemy's constructs, compiled once
-and executed on the driver's own cursor: what SQLAlchemy does around each execution costs several times what SQLite
-needs for the statement."""
+"""A database under the SQL store: what differs between SQLite and PostgreSQL, and statements executed on the driver itself.
+
+Driven by the SQL store and its writers. A database knows how to connect, how a transaction begins, what its failures mean
+and which of them pass by themselves; the methods and the tables know none of it.
+
+Prepared statements are SQLAlchemy's constructs, compiled once and executed on the driver's own cursor: what SQLAlchemy does
+around each execution costs several times what SQLite needs for the statement. Lists are one parameter, `ids`.
+"""
 
 from __future__ import annotations
 

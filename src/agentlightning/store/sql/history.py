@@ -1,5 +1,7 @@
-"""Runs in SQL: their steps with what each consumed, checkpoints, tokens, model versions, numbers, the end of their
-data. Methods of the writer take a transaction, those that read a connection; base.py says what they mean."""
+"""Runs in SQL: their steps with what each consumed, checkpoints, tokens, model versions, numbers, the end of their data.
+
+Methods of the writer take a transaction, those that read a connection; base.py says what they mean.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The life of rollouts in SQL: enqueue, claim, heartbeat, finish, cancel, expire, and sessions. Methods of the writer:
-each takes a transaction and a list of arguments, one a caller, and returns one result for each. A group of callers
-costs a handful of statements, not a handful each. base.py says what the methods mean, rules.py decides; this gathers
-what is known and writes what was decided."""
+"""The life of rollouts in SQL: enqueue, claim, heartbeat, finish, cancel, expire, and sessions.
+
+Methods of the writer: each takes a transaction and a list of arguments, one a caller, and returns one result for each. A
+group of callers costs a handful of statements, not a handful each. base.py says what the methods mean, rules.py decides;
+this gathers what is known and writes what was decided. Statements that are executed thousands of times are made once.
+"""
 
 from __future__ import annotations
 

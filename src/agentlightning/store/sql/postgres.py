@@ -1,7 +1,12 @@
 """PostgreSQL: engines, what begins a transaction, what its failures mean, and notifications between processes.
-Transactions that change the life of rollouts hold one advisory lock, so that they are serial as in SQLite and a waiter
-sees places in the order of commits; appends run beside them. docs/store.md says why it is not SKIP LOCKED, with
-figures."""
+
+Transactions that change the life of rollouts hold one advisory lock, so that they are serial as in SQLite and a waiter sees
+places in the order of commits; appends run beside them. docs/store.md says why it is not SKIP LOCKED, with figures.
+
+A connection may break during a commit. So that nothing is executed twice, each such transaction writes a row of its own
+into ``requests``: once the lock is ours again, the old transaction is over, and the row says how it ended. (pg_xact_status
+cannot: after a crash of the server the number of a transaction that was lost is given to another.)
+"""
 
 from __future__ import annotations
 
@@ -160,9 +165,11 @@ class PostgresDatabase(Database):
 
 
 class _Listener:
-    """A thread that receives what other processes commit, from the constructor until `stop`. A notification is a hint,
-    never data. While the connection is away nothing comes, so everybody is woken when it is back. psycopg.Error where
-    the first connection fails."""
+    """A thread that receives what other processes commit, from the constructor until `stop`.
+
+    A notification is a hint, never data. While the connection is away nothing comes, so everybody is woken when it is back.
+    psycopg.Error where the first connection fails.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,8 @@
-"""The record in SQL: calls, spans, rewards and credit of attempts, files; resources and metrics of runs. Methods of the
-writer take a transaction and a list of arguments, one per caller (rows of hot tables come ready made, see codec.py, so
-that a group of callers is one executemany); functions that read take a connection. base.py says what they mean."""
+"""The record in SQL: calls, spans, rewards and credit of attempts, files; resources and metrics of runs.
+
+Methods of the writer take a transaction and a list of arguments, one per caller (rows of hot tables come ready made, see
+codec.py, so that a group of callers is one executemany); functions that read take a connection. base.py says what they mean.
+"""
 
 from __future__ import annotations
 
@@ -131,8 +133,10 @@ def _append(transaction: SqlTransaction, table: sa.Table, batches: Sequence[Rows
 def _refuse_foreign_calls(
     transaction: SqlTransaction, table: sa.Table, column: str, batches: Sequence[Rows]
 ) -> list[None]:
-    """NotFoundError where a row names a call of another rollout: neither could be deleted without the other. Asked
-    after the rows are inserted: then each call that they name is there, whatever else had its id before."""
+    """NotFoundError where a row names a call of another rollout: neither could be deleted without the other.
+
+    Asked after the rows are inserted: then each call that they name is there, whatever else had its id before.
+    """
     place = _places(table)
     call, rollout = place[column], place["rollout_id"]
     named = {(row[call], row[rollout]) for batch in batches for row in batch if row[call] is not None}

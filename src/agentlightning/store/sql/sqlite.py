@@ -1,6 +1,8 @@
-"""SQLite, in memory or in a file: engines, pragmas, and the sentences for its failures. The writer takes the write lock
-when a transaction begins, so that none fails half way because another process wrote in between; readers see one
-snapshot and cannot write."""
+"""SQLite, in memory or in a file: engines, pragmas, and the sentences for its failures.
+
+The writer takes the write lock when a transaction begins, so that none fails half way because another process wrote in
+between; readers see one snapshot and cannot write.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""SqlLightningStore: the methods on an SQL database (SQLite in memory or in a file, PostgreSQL). Methods that write are
-submitted to the writer thread, which commits them in groups; methods that read use threads of their own: two for
-lookups by key, as for every call of an agent, and two for lists, so that a long one delays neither calls nor leases.
-The writer notifies those who wait (waiting.py) after a commit, and a listener does for commits of other processes."""
+"""SqlLightningStore: the methods on an SQL database (SQLite in memory or in a file, PostgreSQL).
+
+Methods that write are submitted to the writer thread, which commits them in groups; methods that read use threads of their
+own: two for lookups by key, as for every call of an agent, and two for lists, so that a long one delays neither calls nor
+leases. The writer notifies those who wait (waiting.py) after a commit, and a listener does for commits of other processes.
+What the methods do in SQL is in lifecycle.py, record.py, history.py and summaries.py; what differs between databases, in
+database.py.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +102,9 @@ class _ReadPool:
 
 class SqlLightningStore(WaitingStore):
     """A store at ``memory://``, ``sqlite:///path`` or ``postgresql://…``; `now_ns` replaces its clock, in tests.
-    Without it, time is that of this machine, which all users of a file share, or that of the PostgreSQL server."""
+
+    Without it, time is that of this machine, which all users of a file share, or that of the PostgreSQL server.
+    """
 
     def __init__(self, url: str, now_ns: Callable[[], int] | None = None) -> None:
         super().__init__()

@@ -1,6 +1,8 @@
-"""Summaries of finished rollouts in SQL: written in the transaction that finishes them, filtered without their
-payloads. Driven by lifecycle.py, which ends rollouts, and by the store's reads. A page is looked for in the first rows
-of its order, which an index gives, and else among all rows of the run. base.py says what the methods mean."""
+"""Summaries of finished rollouts in SQL: written in the transaction that finishes them, filtered without their payloads.
+
+Driven by lifecycle.py, which ends rollouts, and by the store's reads. A page is looked for in the first rows of its order,
+which an index gives, and else among all rows of the run. base.py says what the methods mean.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,12 @@
-"""The tables of the SQL stores, whose constraints make wrong states impossible to write; creation of the schema. Times
-are integers (ns), ids text, token ids and logprobs little-endian int32 and float32 arrays, everything nested is JSON
-text. A new database is made without Alembic, whose one revision makes the same."""
+"""The tables of the SQL stores, whose constraints make wrong states impossible to write; creation of the schema.
+
+Times are integers (ns), ids text, token ids and logprobs little-endian int32 and float32 arrays, everything nested is JSON
+text. The constraints promise: a (run, group, replica) is one rollout, with at most one running attempt, and a place in the
+order of finished rollouts if and only if it is in a final state; calls, spans and rewards belong to attempts that exist, and
+parents come before their children; a rollout is consumed at most once, by a step of its own run, and never for
+evaluation. A new database is made without Alembic, whose one
+revision makes the same.
+"""
 
 from __future__ import annotations
 

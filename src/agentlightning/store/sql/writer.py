@@ -1,7 +1,11 @@
-"""The writer: one thread that owns a writing connection and commits whatever is queued as one group. One that fails
-fails alone. Nothing is answered before the commit. A database that is away is waited for. A group whose transaction did
-not take place is executed again; where the connection broke during the commit, the database is asked first whether it
-did. Work for a request (store/request.py) is done once: its outcome is a row that the same transaction writes."""
+"""The writer: one thread that owns a writing connection and commits whatever is queued as one group.
+
+A unit of work is (method, argument), where the method is a function of a transaction and a LIST of arguments: those queued
+for one method at a time become one call, so that a hundred concurrent appends are one executemany. One that fails fails
+alone. Nothing is answered before the commit. A database that is away is waited for. A group whose transaction did not take
+place is executed again; where the connection broke during the commit, the database is asked first whether it did. Work for a
+request (store/request.py) is done once: its outcome is a row that the same transaction writes.
+"""
 
 from __future__ import annotations
 
@@ -80,9 +84,12 @@ class _Doubtful:
 
 
 class SqlWriter:
-    """The thread. Its transactions are of the `exclusive` kind (one at a time in the whole database, numbered, never
-    executed twice), or are made of methods that may be repeated. `opening` runs before everything else, in a
-    transaction of its own; where it fails, so does what was submitted first."""
+    """The thread. `submit` from any event loop; `stop` once.
+
+    Its transactions are of the `exclusive` kind (one at a time in the whole database, numbered, never executed twice), or
+    are made of methods that may be repeated. `now_ns` replaces the clock of the database. `opening` runs before everything
+    else, in a transaction of its own; where it fails, so does what was submitted first.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,9 @@
-"""Rescoring: rewards of another reward function for stored rollouts, beside those that they earned. Nothing is run
-again: a reward function sees the same record that it sees as an attempt ends. What is written stands under a name of
-its own, settles no rollout, and is read only where it is asked for by name, so that a training step that is executed
-again is the same step."""
+"""Rescoring: rewards of another reward function for stored rollouts, beside those that they earned.
+
+Driven by ``agl rewards rescore``. Nothing is run again: a reward function sees the same record that it sees as an
+attempt ends. What is written stands under a name of its own, settles no rollout, and is read only where it is asked
+for by name, so that a training step that is executed again is the same step.
+"""
 
 from __future__ import annotations
 
@@ -89,9 +91,11 @@ class Rescoring:
     found: list[RescoredRollout] = field(default_factory=list)
 
     async def score(self) -> None:
-        """Score every rollout that succeeded. NotFoundError where there is none. What is kept is recorded as soon as it
-        is known: a judge is paid by the answer. A rollout that has a reward of the name keeps it, so that what was
-        learned from stays what it was."""
+        """Score every rollout that succeeded. NotFoundError where there is none.
+
+        What is kept is recorded as soon as it is known: a judge is paid by the answer. A rollout that has a reward of the
+        name keeps it, so that what was learned from stays what it was.
+        """
         await find_run(self.store, self.run_id)
         query = RolloutQuery(run_id=self.run_id, mode=self.mode, step=self.step, states=["succeeded"], limit=self.limit)
         async for part in read_rollouts(self.store, query):

@@ -1,5 +1,7 @@
-"""Tasks: the rows an agent is run on, from files, hub data sets or a callable, and the order in which training takes
-them. Driven by the trainer; knows nothing of agents or stores. Every row is one JSON object."""
+"""Tasks: the rows an agent is run on, from files, hub data sets or a callable, and the order in which training takes them.
+
+Driven by the trainer; knows nothing of agents or stores. Every row is one JSON object.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Health checks: problems that a run's metrics, queue and disk show, by name, with the settings to change.
-`metric_logger.py` asks after every row and between rows, and ``agl runs show`` prints what holds. Pure: the same rows
-give the same alarms, so a resumed run repeats none. It knows neither settings nor rollouts, and stops nothing."""
+
+`metric_logger.py` asks after every row and between rows, and ``agl runs show`` prints what holds. Pure: the same rows give
+the same alarms, so a resumed run repeats none. It knows neither settings nor rollouts, and stops nothing.
+"""
 
 from __future__ import annotations
 
@@ -419,9 +421,11 @@ def _minutes(seconds: float) -> str:
 
 
 def _base(history: History, what: str) -> float:
-    """From the evaluation at temperature 1, else the greedy one; NaN once training has gone on for a while. The greedy
-    one comes first and says less: a model that never succeeds greedily may succeed often enough to learn. It counts
-    where a step was made and there was no other."""
+    """From the evaluation at temperature 1, else the greedy one; NaN once training has gone on for a while.
+
+    The greedy one comes first and says less: a model that never succeeds greedily may succeed often enough to learn. It
+    counts where a step was made and there was no other.
+    """
     kinds = () if len(history.steps) >= EARLY else ("sampled", "greedy") if history.steps else ("sampled",)
     paths = (f"eval/{kind}/{what}" for kind in kinds)
     return next((_number(history.base[path]) for path in paths if path in history.base), math.nan)
@@ -434,8 +438,10 @@ def _all_good(history: History) -> bool:
 
 
 def _noise(rewards: Sequence[float]) -> float:
-    """Their standard deviation about a slow trend. Of normal noise the median of |differences| is 0.954 deviations;
-    unlike these it ignores a fall that comes at once."""
+    """Their standard deviation about a slow trend.
+
+    Of normal noise the median of |differences| is 0.954 deviations; unlike these it ignores a fall that comes at once.
+    """
     return statistics.median(abs(one - other) for one, other in pairwise(rewards)) / 0.954
 
 

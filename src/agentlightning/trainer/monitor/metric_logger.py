@@ -1,5 +1,7 @@
-"""Metric logger: records a run's metrics in the store and in metrics.jsonl, checks its health, and tells alarms. A
-training loop gives it every row, and `LoadWatch` what the queue, the disk and a silence show between them."""
+"""Metric logger: records a run's metrics in the store and in metrics.jsonl, checks its health, and tells alarms.
+
+A training loop gives it every row, and `LoadWatch` what the queue, the disk and a silence show between them.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,10 @@ class MetricLogger:
         return 0.0 if self._row_s is None else self.clock() - self._row_s
 
     async def record(self, step: int, kind: str, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Records the metrics of a step, and returns them under their paths with those that follow from them. kind:
-        step, or the name of an evaluation."""
+        """Records the metrics of a step, and returns them under their paths with those that follow from them.
+
+        kind: step, or the name of an evaluation.
+        """
         metrics = {path_of(name): value for name, value in metrics.items()}
         metrics |= derived(metrics)
         await self.store.log_metrics(

@@ -1,6 +1,8 @@
-"""Metrics: every metric's path and meaning, and the metrics that follow from others. `metric_logger.py` gives each
-number its path and adds `derived`; trackers and ``agl runs show`` order metrics as they stand here. Pure: knows no
-store and no clock."""
+"""Metrics: every metric's path and meaning, and the metrics that follow from others.
+
+`metric_logger.py` gives each number its path and adds `derived`; trackers and ``agl runs show`` order metrics as they stand
+here. Pure: knows no store and no clock.
+"""
 
 from __future__ import annotations
 

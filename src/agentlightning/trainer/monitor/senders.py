@@ -1,5 +1,7 @@
-"""Senders: a run's alarms to a webhook and a program, and its rollouts to a trace collector. Training never waits for
-them and never fails of them: each failure is told once."""
+"""Senders: a run's alarms to a webhook and a program, and its rollouts to a trace collector.
+
+Training never waits for them and never fails of them: each failure is told once.
+"""
 
 from __future__ import annotations
 
@@ -134,9 +136,11 @@ def _webhook(variable: str | None) -> str | None:
 
 
 class TraceExport:
-    """Sends rollouts as they finish: ``async with`` around a run whose store is open; does nothing without a `url`. A
-    file of the run's folder says how far it has come; what was sent and not yet written down is sent again under the
-    same ids."""
+    """Sends rollouts as they finish: ``async with`` around a run whose store is open; does nothing without a `url`.
+
+    A file of the run's folder says how far it has come; what was sent and not yet written down is sent again under the same
+    ids.
+    """
 
     def __init__(self, url: str | None, folder: RunFolder, store: LightningStore, tell: Callable[[str], None]) -> None:
         self._url = url or ""

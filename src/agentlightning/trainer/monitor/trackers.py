@@ -226,8 +226,10 @@ def _key(row: JSON) -> str:
 
 
 def feed(open_tracker: Callable[[], Tracker], outbox: Outbox, news: Iterable[str], tell: Callable[[str], None]) -> None:
-    """Send rows until the news end: each is empty where there are rows, the last one says how the run ended. What fails
-    is told once, and tried again with the next row and at the end."""
+    """Send rows until the news end: each is empty where there are rows, the last one says how the run ended.
+
+    What fails is told once, and tried again with the next row and at the end.
+    """
     tracker: Tracker | None = None
     failing, state = False, "interrupted"
 

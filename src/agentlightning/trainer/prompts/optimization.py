@@ -1,6 +1,8 @@
-"""Optimization: one search for prompts, its processes put together, run beside the algorithm, and its best texts
-promoted. The command line drives it. The algorithm is run from its start whenever the run goes on: what it asks for
-again is in the store. It loads neither torch nor a web server."""
+"""Optimization: one search for prompts, its processes put together, run beside the algorithm, and its best texts promoted.
+
+The command line drives it. The algorithm is run from its start whenever the run goes on: what it asks for again is in the
+store. It loads neither torch nor a web server.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""OptimizerModel: the model that writes new texts, asked through the gateway as an agent would ask it. Each request is
-a rollout of a run beside the search's own, OPTIMIZER_RUN: a search that is run again from its start finds its answer in
-the store and pays nothing."""
+"""OptimizerModel: the model that writes new texts, asked through the gateway as an agent would ask it.
+
+Each request is a rollout of a run beside the search's own, OPTIMIZER_RUN: a search that is run again from its start finds
+its answer in the store and pays nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""StoreSearch: the `SearchRun` of a real search, over a store and the workers that run its rollouts. `optimization.py`
-makes one; algorithms see the interface alone. Whatever they get is in the store before they see it: candidates,
-rollouts under names of their own, and the optimiser model's answers."""
+"""StoreSearch: the `SearchRun` of a real search, over a store and the workers that run its rollouts.
+
+`optimization.py` makes one; algorithms see the interface alone. Whatever they get is in the store before they see it:
+candidates, rollouts under names of their own, and the optimiser model's answers.
+"""
 
 from __future__ import annotations
 
@@ -84,8 +86,10 @@ class Budget:
 
 class CandidateBook:
     """The candidates of one search, checked, recorded in the store, and found again. From one event loop, after `open`.
-    A candidate's texts are versions of the run's templates; its record names them. What a search wrote before it was
-    killed is used again: proposing equal texts twice changes nothing."""
+
+    A candidate's texts are versions of the run's templates; its record names them. What a search wrote before it was killed
+    is used again: proposing equal texts twice changes nothing.
+    """
 
     def __init__(self, store: LightningStore, run_id: str, searched: Sequence[str]) -> None:
         """searched: names of the templates whose texts candidates differ in."""
