@@ -152,8 +152,9 @@ class TreeMask:
             for run, length in zip(tree.runs, self.lengths, strict=True):
                 above = sum(self.lengths[a] for a in run.ancestors)
                 needed = above and length > 1  # a lone token sees all, a root is plainly causal
-                ones = torch.ones(length, above + length, dtype=torch.bool)
-                self.inner.append(ones.tril_(above) if needed else None)
+                # Made only where it is needed: a root of 64K tokens would take 4 GB.
+                ones = torch.ones(length, above + length, dtype=torch.bool) if needed else None
+                self.inner.append(None if ones is None else ones.tril_(above))
 
     @cached_property
     def whole(self) -> Tensor:
