@@ -96,12 +96,15 @@ class Visitor:
             self.page.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
 
 
-def first_screen(folder: Path) -> None:
-    """The README's picture: the curve of a run next to the tokens of one of its calls, cut from the pictures in `folder`."""
+def first_screen(folder: Path, call_at: int) -> None:
+    """The README's picture: the curve of a run next to the tokens of one of its calls, cut from the pictures in `folder`.
+
+    call_at: the pixel at which the call's card begins.
+    """
     from PIL import Image
 
     run = Image.open(folder / "console-run.png").convert("RGB").crop((248, 105, 1260, 654)).resize((793, 430))
-    replay = Image.open(folder / "console-replay.png").convert("RGB").crop((752, 176, 1258, 606))
+    replay = Image.open(folder / "console-replay.png").convert("RGB").crop((752, call_at - 10, 1258, call_at + 420))
     both = Image.new("RGB", (run.width + replay.width, 430))
     both.paste(run, (0, 0))
     both.paste(replay, (run.width, 0))

@@ -275,6 +275,39 @@ def test_a_browser_of_another_host_logs_in_with_the_key(store_url: str) -> None:
         assert visit.elsewhere() == []
 
 
+def take_pictures(address: str) -> None:
+    """Those of the docs, of the only run of a console, which is a demo that has ended."""
+    with visitor() as visit:
+        visit.open(address)
+        visit.page.locator("td.name a").first.click()
+        visit.page.wait_for_selector("text=held-out")
+        visit.picture("console-run")
+        visit.page.get_by_role("link", name="Rollouts", exact=True).click()
+        visit.page.wait_for_selector("main tbody tr")
+        visit.picture("console-rollouts")
+        visit.page.get_by_label("Filter").fill("step = 12 and mode = 'train' and outcome = 'trained' and reward = 1")
+        visit.page.get_by_role("button", name="Show").click()
+        visit.page.wait_for_url("**outcome**")
+        visit.page.locator("td.name a").first.click()
+        visit.page.get_by_label("Colour by").select_option("advantage")
+        visit.page.wait_for_selector("text=Sampled tokens by advantage")
+        card = visit.page.locator("#call").bounding_box()
+        visit.picture("console-replay")
+        visit.page.get_by_role("link", name="Why it earned that").click()
+        visit.page.wait_for_selector("text=As the step recorded it")
+        visit.picture("console-rewards")
+        assert visit.elsewhere() == []
+    if PICTURES and card is not None:
+        first_screen(Path(PICTURES), round(card["y"]))
+
+
+@pytest.mark.long
+def test_a_demo_that_ended_is_shown(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "agentlightning", "demo", "--seed", "1"], cwd=tmp_path, check=True)
+    with console("--store", f"sqlite:///{tmp_path}/runs/agl.db") as address:
+        take_pictures(address)
+
+
 @pytest.mark.long
 def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentlightning", "demo", "--task", "lookup", "--console"]
@@ -287,23 +320,7 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
             visit.open(address)
             visit.page.locator("td.name a").first.click()
             visit.page.wait_for_function("() => Number(document.querySelector('.pace strong')?.textContent) >= 2")
-            visit.picture("console-run")
-            visit.page.get_by_role("link", name="Rollouts", exact=True).click()
-            visit.page.wait_for_selector("main tbody tr")
-            visit.picture("console-rollouts")
-            visit.page.get_by_label("Filter").fill("step = 1 and mode = 'train' and outcome = 'trained' and turns > 2")
-            visit.page.get_by_role("button", name="Show").click()
-            visit.page.wait_for_url("**outcome**")
-            visit.page.locator("td.name a").first.click()
-            visit.page.get_by_label("Colour by").select_option("advantage")
-            visit.page.wait_for_selector("text=Sampled tokens by advantage")
-            visit.picture("console-replay")
-            visit.page.get_by_role("link", name="Why it earned that").click()
-            visit.page.wait_for_selector("text=As the step recorded it")
-            visit.picture("console-rewards")
             assert visit.elsewhere() == []
-        if PICTURES:
-            first_screen(Path(PICTURES))
         process.send_signal(signal.SIGINT)
         process.communicate()
         done = subprocess.run(["curl", "--silent", "--max-time", "5", address], capture_output=True)
