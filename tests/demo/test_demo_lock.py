@@ -33,4 +33,4 @@ def test_the_demo_has_what_the_extras_train_and_gguf_name_and_what_those_need() 
     for package in pinned:
         needed = map(Requirement, importlib.metadata.distribution(package).requires or ())
         named += [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    assert {plain(one.name) for one in named} - pinned - {"agentlightning", "torch"} == set()
+    assert {plain(one.name) for one in named} - pinned - {"agentlightning-gateway", "torch"} == set()

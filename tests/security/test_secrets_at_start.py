@@ -145,7 +145,7 @@ ENTRY_POINTS = [
     for path in sorted(PACKAGE.rglob("*.py"))
     if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
     and path.stem not in ("processes", "relay")  # run as files, outside of this package: they are given no secret
-    and "vllm_side" not in path.parts
+    and not {"vllm_side", "templates"} & {*path.parts}  # nor are an agent's files that are written for a user
 ]
 LOOK = """
 import ctypes, os, runpy, sys

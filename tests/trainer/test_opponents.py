@@ -52,12 +52,14 @@ def test_an_engine_that_samples_only_what_it_trains_is_refused_for_an_opponent(t
     (tmp_path / "m").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "m" / name).write_text("{}")
+    (tmp_path / "agent.py").write_text("def play(task, llm):\n    return 1.0\n")
     (tmp_path / "trains.py").write_text(
         "from agentlightning.engines.base import Support\n\n\nclass Trains:\n"
         "    support = Support(engine='trains')\n\n    def __init__(self, setup):\n        pass\n"
     )
     config = configured(
         {"player": {}, "it": {"frozen": True}},
+        agent={"run": f"{tmp_path}/agent.py:play"},
         model={"path": str(tmp_path / "m")},
         engine={"name": f"{tmp_path}/trains.py:Trains"},
     )

@@ -18,12 +18,14 @@ from agentlightning.trainer.trainer import Trainer
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A folder that looks like a model from outside."""
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like a model from outside; the agent lies in the folder of the test."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
+    (tmp_path / "a.py").write_text("def f(task, llm):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
     return folder
 
 

@@ -110,7 +110,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_gets_everything_when_it_is_bac
 def test_a_tracker_whose_package_is_missing_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     check_trackers(list(TRACKERS))
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'agentlightning\[wandb\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[wandb\]'"):
         check_trackers(["wandb"])
 
 
