@@ -32,10 +32,8 @@ def reward(task, result):
     return float(random.random() < 0.5)
 """
 SETTINGS = {
-    "trainer.steps": 30,
     "trainer.tasks_per_step": 16,
     "trainer.learning_rate": 1e-3,
-    "eval.every": 15,
     "model.max_tokens": 24,
     "engine.device": "cpu",
     "agent.workers": 1,
@@ -72,11 +70,12 @@ def agree(rng: random.Random, seen: str) -> str:
     return f"<answer>{rng.choice(['Yes', 'No'])}</answer>"
 
 
-ENVIRONMENTS: dict[str, tuple[str, Player]] = {
-    "gymnasium": ("gymnasium:FrozenLake-v1?is_slippery=false", walk),
-    "textarena": ("textarena:TicTacToe-v0", choose),
-    "reasoning-gym": ("reasoning-gym:syllogism", agree),
+ENVIRONMENTS: dict[str, tuple[str, Player, int]] = {
+    "gymnasium": ("gymnasium:FrozenLake-v1?is_slippery=false", walk, 60),
+    "textarena": ("textarena:TicTacToe-v0", choose, 30),
+    "reasoning-gym": ("reasoning-gym:syllogism", agree, 30),
 }
+"""By kind: the environment's name, its player, and the steps of a run."""
 
 
 async def record(name: str, player: Player, seed: int) -> list[JSON]:
@@ -113,17 +112,20 @@ def imitator(cell: Cell) -> Path:
 def prepare(kind: str, cell: Cell) -> None:
     if imitator(cell).exists():
         return
-    name, player = ENVIRONMENTS[kind]
+    name, player, _ = ENVIRONMENTS[kind]
     demos = write_rows(cell.folder / "demos.jsonl", asyncio.run(record(name, player, 500)))
     execute(cell, "model", *AGL, "models", "import", demos, "--to", imitator(cell), "--seed", "0")
 
 
 def measure(kind: str, cell: Cell) -> Outcome:
     """One arm with one seed."""
+    name, _, steps = ENVIRONMENTS[kind]
     settings = SETTINGS | {
         "trainer.seed": cell.seed,
+        "trainer.steps": steps,
+        "eval.every": steps // 2,
         "model.path": str(imitator(cell)),
-        "env.name": ENVIRONMENTS[kind][0],
+        "env.name": name,
     }
     if cell.quick:
         settings |= {"trainer.steps": 4, "eval.every": 0, "eval.tasks": 20}

@@ -60,8 +60,8 @@ def init(
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(Template(text).safe_substitute(model=json.dumps(path)), encoding="utf-8")
-    module, packages = PACKAGES.get(kind or "", ("json", ""))
-    if importlib.util.find_spec(module) is None:
+    module, packages = PACKAGES.get(kind or "", ("", ""))
+    if module and importlib.util.find_spec(module) is None:
         say(f"note: agent.py needs: pip install {packages}", style="yellow")
     say(f"{', '.join(files)} in {folder.resolve()}; next:")
     for line in ([] if folder.resolve() == Path.cwd() else [f"cd {folder}"]) + [

@@ -126,7 +126,7 @@ def promote_model(
 ) -> None:
     """Move an alias to a version, at once or as a canary.
 
-    Whoever serves the alias gives new sessions the version.
+    Servers of the alias use the version for new sessions.
 
     With --share the alias stays, and the serving run gives the version that share of new sessions until it is promoted or
     rolled back; agl serve rolls it back once its rewards or failures are shown to be worse.

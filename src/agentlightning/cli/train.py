@@ -117,7 +117,6 @@ def check(
     """
     from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.trainer.check import ShownRollout, check_agent
-    from agentlightning.trainer.load_trajectories import used_tokens
 
     given = given_settings(agent, _options(env, tasks, val, reward, model, chat_template))
     loaded = _fresh(config, given, settings or [], store, runs)
@@ -136,21 +135,26 @@ def check(
     for note in filter(None, (side_calls, *done.causes, done.warning, done.privacy_note)):
         say(f"note: {note}", style="yellow")
     kinds = _print_rates(done) if attempts else {}
+    print_json(_figures(done) | kinds)
+
+
+def _figures(done: CheckResult) -> dict[str, Any]:
+    """The last line of a check: its first rollout, the base success, the speed and the longest row."""
+    from agentlightning.trainer.load_trajectories import used_tokens
+
     used = [used_tokens(call) for call in done.calls]
-    print_json(
-        {
-            "calls": len(done.calls),
-            "prompt_tokens": sum(prompt for prompt, _ in used),
-            "sampled_tokens": sum(sampled for _, sampled in used),
-            "forked_calls": sum(call.fork_cause is not None for call in done.calls),
-            "reward": done.rollout.reward,
-            "base_success": done.success,
-            "tasks": done.tasks,
-        }
-        | kinds
-        | ({} if done.speed is None else done.speed.figures)
-        | ({} if done.room is None else done.room.figures)
-    )
+    figures: dict[str, Any] = {
+        "calls": len(done.calls),
+        "prompt_tokens": sum(prompt for prompt, _ in used),
+        "sampled_tokens": sum(sampled for _, sampled in used),
+        "forked_calls": sum(call.fork_cause is not None for call in done.calls),
+        "reward": done.rollout.reward,
+        "base_success": done.success,
+        "tasks": done.tasks,
+    }
+    for measured in (done.speed, done.room):
+        figures |= {} if measured is None else measured.figures
+    return figures
 
 
 def _print_rates(done: CheckResult) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Access to the console: who may read it, and which web pages may not.
 
-An ASGI middleware around all that the console serves, which learns who only reads. On loopback whoever has the token of the
-URL that it printed may do all, as in Jupyter, and no page of another site: its requests are told by Host, Origin and
+An ASGI middleware around all that the console serves, which marks read-only visitors. On loopback the token of the printed
+URL gives full access, as in Jupyter. Pages of other sites are refused, recognised by Host, Origin and
 Sec-Fetch-Site.
 Elsewhere a browser logs in once with the server's key or a reader's token. Both get a session; the key is in no cookie,
 since cookies go to every port.

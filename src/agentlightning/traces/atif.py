@@ -29,7 +29,7 @@ from agentlightning.traces.episode import (
 
 VERSION = "ATIF-v1.7"
 SOURCES = {"system": "system", "developer": "system", "assistant": "agent"}
-"""Of a step, by role; any other is the user's."""
+"""A step's source by the message's role; other roles are the user."""
 
 
 def write_atif(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward]) -> JSON:
@@ -174,7 +174,7 @@ def _time(nanoseconds: int) -> str:
 
 
 def _calls(document: JSON) -> Iterator[tuple[int, ModelCall]]:
-    """Calls of a document with their places in the rollout, -1 where those are not told."""
+    """Calls of a document with their places in the rollout, -1 for a document without them."""
     steps, agent = document.get("steps"), document.get("agent") or {}
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise DataError("steps: expected a list of objects")

@@ -35,7 +35,7 @@ class CallTokens:
     decoding: JSON = field(default_factory=dict)
     delivered: bool = True
     parent: str | None = None
-    """Id of the call that it continues, where that is told."""
+    """Id of the call that it continues, if the file has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ def call_tokens(
 
 
 def trained_mask(call: Call) -> list[int]:
-    """Of the sampled ids, 1 where one may be trained."""
+    """1 for each sampled id that may be trained, else 0."""
     mask = [int(call.learnable and bool(call.policy))] * len(call.sampled_ids)
     for start, end in call.decoding.get("forced", ()):
         mask[start:end] = [0] * len(mask[start:end])

@@ -30,8 +30,8 @@ VAL_TASKS = 100
 async def with_environment(
     config: Config, folder: RunFolder, progress: Progress, splits: Collection[Split] = ("train", "val")
 ) -> Config:
-    """The configuration with the environment's agent and the files of its tasks, of these splits; `progress` is told what
-    their check found.
+    """The configuration with the environment's agent and the files of its tasks, of these splits; `progress` gets the
+    warnings of their check.
 
     ConfigError for an environment that is not there or not installed; DataError where its tasks cannot be trained on.
     """

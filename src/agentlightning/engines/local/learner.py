@@ -159,14 +159,7 @@ class Learner:
             add_dropout(self.model, config.dropout, self._noise, lambda: self._training)
         if config.packing == "prefix_tree":
             grow_trees(self.model, self._folder)
-        layers = recomputable(self.model)
-        if config.gradient_checkpointing:
-            if not layers:
-                raise ModelError(f"model {self._folder}: {type(self.model).__name__} has no layer to recompute")
-            recompute(layers)
-        # Several ranks compute batches of different lengths together; dropout would draw other noise the second time.
-        spare = config.gradient_checkpointing or config.dropout or self.ranks.count > 1
-        self._recomputed = [] if spare else layers
+        self._recomputed = self._recomputed_layers()
         """Layers to compute again in the backward pass of a row that outgrows its micro-batch."""
         self._critic = self._new_critic()
         copied = setup.needs.reference and self._adapter is None
@@ -175,6 +168,17 @@ class Learner:
             if model is not None:
                 self._place(model)
         self._optimizer = Optimizer(self.model, config.optimizer, setup.learning_rate)
+
+    def _recomputed_layers(self) -> list[Any]:
+        """Those that only some rows recompute: all, unless every row does, or none may."""
+        layers = recomputable(self.model)
+        if self._config.gradient_checkpointing:
+            if not layers:
+                raise ModelError(f"model {self._folder}: {type(self.model).__name__} has no layer to recompute")
+            recompute(layers)
+            return []
+        # Several ranks compute batches of different lengths together; dropout would draw other noise the second time.
+        return [] if self._config.dropout or self.ranks.count > 1 else layers
 
     def _packing(self, hardware: Hardware, tiny: bool) -> dict[str, Any]:
         """Settings that the model and the machine decide; equal on every rank, since each counts the others' batches."""

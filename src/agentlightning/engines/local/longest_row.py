@@ -32,7 +32,7 @@ FIRST, LAST = 256, 8192
 """Tokens of the two rows: the second is as long as `SECONDS` allow."""
 SECONDS = 10.0
 SHARE = 0.9
-"""Of the free memory; the rest is for what allocators lose."""
+"""Share of the free memory that a row may take; allocators fragment the rest."""
 ROUNDED = 256
 
 
